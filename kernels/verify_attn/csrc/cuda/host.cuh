@@ -1,0 +1,77 @@
+// Host-side helpers of the CUDA launchers: error text, device facts, dtype dispatch. No allocation, no synchronisation.
+#pragma once
+#include <cuda_runtime.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "../verify_attn.h"
+
+namespace va {
+
+inline char *error_text() {
+  static thread_local char text[512] = "";
+  return text;
+}
+
+/* Store the calling thread's error text; returns 1, the error code of every _run. */
+inline int fail(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(error_text(), 512, format, args);
+  va_end(args);
+  return 1;
+}
+
+/* Format a refusal into the calling thread's text and return it. */
+inline const char *refusal(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(error_text(), 512, format, args);
+  va_end(args);
+  return error_text();
+}
+
+inline int launched(const char *kernel) {
+  cudaError_t status = cudaGetLastError();
+  return status == cudaSuccess ? 0 : fail("%s: %s", kernel, cudaGetErrorString(status));
+}
+
+/* One attribute of the current device, 0 without a device. */
+inline int device_attribute(cudaDeviceAttr what) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, what, device) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return value;
+}
+
+inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+inline int shared_memory_limit() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+/* Let a kernel use `bytes` of dynamic shared memory on the current device; 0 or an error code. */
+template <typename Kernel> inline int allow_shared(Kernel *kernel, int bytes, const char *name) {
+  if (bytes <= 48 * 1024) return 0;
+  cudaError_t status =
+      cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  return status == cudaSuccess ? 0 : fail("%s: %d bytes of shared memory: %s", name, bytes, cudaGetErrorString(status));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* What no variant can do, or NULL. Pointers may be NULL here. */
+inline const char *refuse_common(const verify_attn_params *p) {
+  if (p->abi != VERIFY_ATTN_ABI) return refusal("built for ABI %d, called with %u", VERIFY_ATTN_ABI, p->abi);
+  if (p->mask_kind == VA_MASK_BITS && p->max_q > 32 * p->mask_words)
+    return refusal("mask has %d words a row, max_q = %d needs %d", p->mask_words, p->max_q, (p->max_q + 31) / 32);
+  if ((p->latent_dim | p->rope_dim | p->kv_row_stride) % 4)
+    return refusal("latent_dim, rope_dim and the pool's row stride must be multiples of 4 elements, not %d, %d, %lld",
+                   p->latent_dim, p->rope_dim, static_cast<long long>(p->kv_row_stride));
+  return nullptr;
+}
+
+}  // namespace va
+
+extern "C" __attribute__((weak, used, visibility("default"))) const char *verify_attn_error(void) {
+  return va::error_text();
+}
