@@ -138,19 +138,23 @@ def load(path: Path | str, mistakes: Mistakes) -> Node:
     Faults of the file (missing, not UTF-8, syntax, tags, duplicate keys) are added to `mistakes`; the node returned then
     holds what could be read, an empty mapping at worst.
     """
-    path = Path(path)
+    text, shown = read_text(Path(path), mistakes)
+    return load_text(text, shown, mistakes) if text is not None else Node("mapping", {}, Where(shown, 1))
+
+
+def read_text(path: Path, mistakes: Mistakes) -> tuple[str | None, str]:
+    """(text of a UTF-8 file, or None with the mistake added; the name to show it by)."""
     shown = _shown(path)
     try:
         data = path.read_bytes()
     except OSError as fault:
         mistakes.add(Where(shown, 1), f"cannot be read: {fault.strerror or fault}")
-        return Node("mapping", {}, Where(shown, 1))
+        return None, shown
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8"), shown
     except UnicodeDecodeError as fault:
         mistakes.add(Where(shown, data[: fault.start].count(b"\n") + 1), "is not UTF-8 text")
-        return Node("mapping", {}, Where(shown, 1))
-    return load_text(text, shown, mistakes)
+        return None, shown
 
 
 def load_text(text: str, file: str, mistakes: Mistakes) -> Node:

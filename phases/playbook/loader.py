@@ -1,0 +1,166 @@
+"""Reading a playbook: every mistake at once, each with file:line and the nearest valid name; and its JSON Schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from phases.playbook.located import Mistakes, Node, load_text, nearest, read_text
+from phases.playbook.phase_kinds import PHASES, SHARED_SECTIONS, PhaseKind, load_object
+from phases.playbook.schema import SCHEMA, LedgerSettings, PhaseSection, Playbook, Review
+from phases.playbook.typed import json_schema, read, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gate:
+    """The rules a phase must pass; the worst verdict decides."""
+
+    rules: tuple[Node, ...] = setting(help="at least one rule: a gate that evaluates nothing is an error", not_empty=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CommonPhaseKeys:
+    gate: _Gate = setting(help="the rules a phase must pass")
+    review: Review = setting(Review.REQUIRED, help="required: a person approves before the next phase; none: go on")
+    four_eyes: bool = setting(False, help="true: the one who ran the phase may not approve it")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Top:
+    schema: str = setting(help=f"always {SCHEMA}", choices=(SCHEMA,))
+    name: str = setting(help="short name of this playbook; locks and runs are called after it", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    kernel: Path = setting(help="path of kernel.yaml, from the playbook's directory")
+    phases: Node = setting(help="the phases to go through, in order")
+    ledger: LedgerSettings = setting(help="where checkpoints are kept", factory=LedgerSettings)
+
+
+def load(path: Path | str) -> Playbook:
+    """Load a playbook. Raises PlaybookError that lists every mistake with file:line."""
+    path = Path(path)
+    mistakes = Mistakes()
+    text, shown = read_text(path, mistakes)
+    mistakes.raise_if_any("playbook")
+    assert text is not None
+    root = load_text(text, shown, mistakes)
+    playbook = _playbook(path, root, text, mistakes)
+    mistakes.raise_if_any("playbook")
+    return playbook
+
+
+def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook:
+    present = [key for key in SHARED_SECTIONS if root.get(key) is not None]
+    _unknown_top_keys(root, mistakes)
+    own = root.without(*(key for key, _ in root.items() if key not in _keys(_Top)))
+    top = read(_Top, own, mistakes)
+    kernel = (path.resolve().parent / top.kernel) if top.kernel else path
+    if top.kernel and not kernel.is_file():
+        mistakes.add(root.get("kernel") or root, f"kernel: there is no file {top.kernel} (looked for {kernel})")
+    phases = _phases(top.phases, mistakes) if top.phases else ()
+    sections = {key: _by_reader(SHARED_SECTIONS[key], root.get(key), key, mistakes) for key in present}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Playbook(top.name, path.resolve(), kernel.resolve(), top.ledger, phases, sections, digest)
+
+
+def _unknown_top_keys(root: Node, mistakes: Mistakes) -> None:
+    known = [*_keys(_Top), *SHARED_SECTIONS]
+    for key, _ in root.items():
+        if key not in known:
+            mistakes.add(root.keys[key], f"unknown key {key!r}{nearest(key, known)}")
+
+
+def _keys(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _phases(node: Node, mistakes: Mistakes) -> tuple[PhaseSection, ...]:
+    if node.kind != "mapping" or not node.value:
+        mistakes.add(node, f"phases: must be a mapping with at least one of {', '.join(PHASES)}, not {node.describe()}")
+        return ()
+    found: list[PhaseSection] = []
+    for name, child in node.items():
+        kind = PHASES.get(name)
+        if kind is None:
+            mistakes.add(node.keys[name], f"unknown phase {name!r}{nearest(name, PHASES)}")
+            continue
+        if found and kind.number < found[-1].kind.number:
+            mistakes.add(node.keys[name], f"phase {name} stands after {found[-1].name}; the order is {', '.join(PHASES)}")
+        section = _phase(kind, child, mistakes)
+        if section is not None:
+            found.append(section)
+    return tuple(found)
+
+
+def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | None:
+    if node.kind != "mapping":
+        mistakes.add(node, f"{node.path}: must be a mapping with the key 'gate', not {node.describe()}")
+        return None
+    common_keys = _keys(_CommonPhaseKeys)
+    common = read(_CommonPhaseKeys, node.without(*(key for key, _ in node.items() if key not in common_keys)), mistakes)
+    settings = _by_reader(kind.settings, node.without(*common_keys), node.path, mistakes, common_keys)
+    rules = _rules(common.gate, mistakes)
+    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where))
+
+
+def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:
+    from phases.gates import rules as gate_rules
+
+    parsed = [gate_rules.parse(rule, mistakes) for rule in (gate.rules if gate and gate.rules else ())]
+    return tuple(rule for rule in parsed if rule is not None)
+
+
+def _by_reader(reference: str, node: Node | None, what: str, mistakes: Mistakes, also: list[str] | None = None) -> Any:
+    """Read a section by a dataclass or a function; `also` are keys beside it that a misspelt key may have meant."""
+    assert node is not None
+    reader = load_object(reference)
+    if reader is None:
+        mistakes.add(node, f"{what}: this installation of phasegate does not have that part")
+        return None
+    if not isinstance(reader, type):
+        return reader(node, mistakes)
+    for key in [key for key, _ in node.items() if also and key not in _keys(reader)]:
+        guess = nearest(key, [*_keys(reader), *(also or [])])
+        mistakes.add(node.keys[key], f"{node.path}: unknown key {key!r}{guess}")
+        node = node.without(key)
+    return read(reader, node, mistakes)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a playbook, for editors: completion and checks while typing."""
+    from phases.gates.rules import rule_schema
+
+    top = json_schema(_Top)
+    phases: dict[str, Any] = {}
+    for kind in PHASES.values():
+        settings = _section_schema(kind.settings)
+        if settings is None:
+            continue
+        common = json_schema(_CommonPhaseKeys)
+        common["properties"]["gate"]["properties"]["rules"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/rule"}}
+        merged = {**common["properties"], **settings.get("properties", {})}
+        phases[kind.name] = {
+            "type": "object",
+            "description": kind.proves,
+            "properties": merged,
+            "required": [*common["required"], *settings.get("required", [])],
+            "additionalProperties": settings.get("additionalProperties", True),
+        }
+    top["properties"]["phases"] = {"type": "object", "minProperties": 1, "properties": phases, "additionalProperties": False}
+    for key, reference in SHARED_SECTIONS.items():
+        section = _section_schema(reference)
+        if section is not None:
+            top["properties"][key] = section
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "phasegate playbook", **top, "$defs": {"rule": rule_schema()}}
+
+
+def _section_schema(reference: str) -> dict[str, Any] | None:
+    """The schema of a section: from its dataclass, or from `section_schema()` beside its reading function; {}: anything."""
+    reader = load_object(reference)
+    if reader is None:
+        return None
+    if isinstance(reader, type):
+        return json_schema(reader)
+    describe = getattr(importlib.import_module(reader.__module__), "section_schema", None)
+    return describe() if describe else {}

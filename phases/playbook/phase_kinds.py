@@ -1,0 +1,83 @@
+"""The phases there are, in the order in which a kernel goes through them (DESIGN §1), and where each is written."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PhaseKind:
+    """One phase.
+
+    Attributes:
+        number: 1 to 4; a phase may only start when those before it in the playbook have passed and been approved.
+        name: what people type.
+        proves: one line for `phase plan` and `phase --help`.
+        script: `module:function`; the function takes a PhaseRun and returns the list of steps.
+        settings: `module:name` of what reads the phase's own keys of the playbook: a dataclass for
+            `phases.playbook.typed.read`, or a function `(node, mistakes) -> settings`.
+        clean_tree: whether uncommitted changes stop the phase.
+    """
+
+    number: int
+    name: str
+    proves: str
+    script: str
+    settings: str
+    clean_tree: bool = True
+
+
+PHASES: dict[str, PhaseKind] = {
+    kind.name: kind
+    for kind in (
+        PhaseKind(
+            1,
+            "build-parity",
+            "the kernel builds for every architecture, computes the right numbers and is faster than its baseline",
+            "phases.build_parity:build_parity",
+            "phases.playbook.schema:BuildParitySettings",
+            clean_tree=False,
+        ),
+        PhaseKind(
+            2,
+            "sglang-integration",
+            "inside a real SGLang server the kernel is picked up, outputs agree, accept length holds, latency improves",
+            "phases.sglang_integration:sglang_integration",
+            "phases.serving.settings:from_node",
+        ),
+        PhaseKind(
+            3,
+            "tp8-canary",
+            "on a few tensor-parallel workers under live traffic latency does not regress against control workers",
+            "phases.tp8_canary:tp8_canary",
+            "phases.fleet.canary_settings:from_node",
+        ),
+        PhaseKind(
+            4,
+            "full-rollout",
+            "the same, wave by wave, on the whole fleet, then a soak",
+            "phases.full_rollout:full_rollout",
+            "phases.fleet.rollout_settings:from_node",
+        ),
+    )
+}
+
+# Top-level sections of the playbook that several phases share: key -> reader, as PhaseKind.settings.
+SHARED_SECTIONS: dict[str, str] = {
+    "fleet": "phases.fleet.settings:from_node",
+    "watch": "phases.watch_settings:from_node",
+}
+
+
+def load_object(reference: str) -> Any | None:
+    """The object `module:name` names; None when this installation has no such module."""
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as fault:
+        if fault.name and (fault.name == module_name or module_name.startswith(f"{fault.name}.")):
+            return None
+        raise
+    return getattr(module, name)

@@ -1,0 +1,124 @@
+"""What a playbook says, as values, and the dataclasses that are the schema of its own sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phases.playbook.located import Mistakes, Node
+from phases.playbook.phase_kinds import PHASES, PhaseKind
+from phases.playbook.typed import setting
+
+if TYPE_CHECKING:
+    from phases.gates.rules import Rule
+
+SCHEMA = "phasegate/playbook/v1"
+
+
+class Sign(Enum):
+    """Whether checkpoints are signed."""
+
+    AUTO = "auto"  # as git is configured (commit.gpgSign, tag.gpgSign)
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Review(Enum):
+    """Whether a person looks at a passed gate before the next phase may start."""
+
+    REQUIRED = "required"
+    NONE = "none"
+
+
+class Device(Enum):
+    """Where Phase 1 runs the kernel."""
+
+    AUTO = "auto"  # the GPU when torch sees one, else the CPU
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class LedgerSettings:
+    """Where checkpoints are kept."""
+
+    branch: str = setting("checkpoints", help="git branch that holds the checkpoints", not_empty=True)
+    remote: str = setting("", help="git remote that checkpoints are pushed to at once; empty: keep them local")
+    sign: Sign = setting(Sign.AUTO, help="sign commits and tags: auto (as git is configured), always or never")
+    tag_prefix: str = setting("checkpoint", help="checkpoints are tagged PREFIX/0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+@dataclass(frozen=True)
+class CaseSelection:
+    """Which of the kernel's cases to use: shell patterns over keys such as q9/16384/s1/h64/float32."""
+
+    cases: tuple[str, ...] = setting((), help="patterns; none: every case the kernel names", examples=(["q9/*"],))
+    variants: tuple[str, ...] = setting((), help="variant names; none: every variant that fits the device")
+
+
+@dataclass(frozen=True)
+class BuildParitySettings:
+    """Phase 1: build, prove parity, measure."""
+
+    device: Device = setting(Device.AUTO, help="auto (the GPU when there is one), cpu or cuda")
+    architectures: tuple[str, ...] = setting((), help="must build for all of these; none: the architectures of kernel.yaml")
+    optional_architectures: tuple[str, ...] = setting((), help="built where a compiler for them is at hand, else recorded as skipped")
+    parity: CaseSelection = setting(help="cases and variants that must be right", factory=CaseSelection)
+    benchmark: CaseSelection = setting(help="cases and variants that are timed", factory=CaseSelection)
+    threads: int = setting(0, help="CPU threads for the kernel; 0: all", at_least=0)
+    free_disk_mib: int = setting(500, help="stop before building when less disk space than this is free", at_least=0)
+
+    def check(self, node: Node, mistakes: Mistakes) -> None:
+        both = sorted(set(self.architectures) & set(self.optional_architectures))
+        if both:
+            mistakes.add(node, f"{node.path}: {', '.join(both)} cannot be both in architectures and optional_architectures")
+
+
+@dataclass(frozen=True)
+class PhaseSection:
+    """One phase of a playbook."""
+
+    kind: PhaseKind
+    review: Review
+    four_eyes: bool
+    rules: tuple[Rule, ...]
+    settings: Any  # BuildParitySettings, or what the phase's own reader made
+    where: str  # file:line
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """A loaded playbook. `digest` is the SHA-256 of the file's bytes."""
+
+    name: str
+    path: Path
+    kernel: Path  # kernel.yaml, absolute
+    ledger: LedgerSettings
+    phases: tuple[PhaseSection, ...]
+    sections: dict[str, Any]  # shared sections by key: fleet, watch
+    digest: str
+
+    def phase(self, name: str) -> PhaseSection:
+        """Raises UsageError with the nearest name when the playbook has no such phase."""
+        from phases.errors import UsageError
+        from phases.playbook.located import nearest
+
+        for section in self.phases:
+            if section.name == name:
+                return section
+        if name in PHASES:
+            raise UsageError(f"{self.path} has no section for phase {name!r}.", hint=f"Add it under 'phases:', or run one of {self.phase_names()}.")
+        raise UsageError(f"there is no phase {name!r}{nearest(name, [section.name for section in self.phases])}.")
+
+    def before(self, section: PhaseSection) -> tuple[PhaseSection, ...]:
+        """The phases that must have passed before `section` may start."""
+        return tuple(other for other in self.phases if other.kind.number < section.kind.number)
+
+    def phase_names(self) -> str:
+        return ", ".join(section.name for section in self.phases)
