@@ -1,0 +1,1 @@
+"""Git checkpoints by plumbing (DESIGN §7)."""

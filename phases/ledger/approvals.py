@@ -1,0 +1,100 @@
+"""Approvals: a person, a reason, and the exact digest they saw (DESIGN §5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from phases.errors import GateError, UsageError
+from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of
+from phases.ledger.git import Git
+from phases.ledger.objects import list_tree, read_objects, write_tree
+
+if TYPE_CHECKING:
+    from phases.ledger.ledger import Ledger, Written
+
+SCHEMA = "phasegate/approval/v1"
+
+
+class Review(Enum):
+    """Where a checkpoint stands between the gate and the next phase."""
+
+    NOT_NEEDED = "not needed"
+    WAITING = "waiting for review"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+def review_state(checkpoint: Checkpoint, decisions: list[Approval], *, required: bool) -> Review:
+    """The latest decision on this digest counts; one on another digest does not."""
+    mine = [d for d in decisions if d.digest == checkpoint.digest]
+    if mine:
+        return Review.APPROVED if mine[-1].decision == "approve" else Review.REJECTED
+    return Review.WAITING if required else Review.NOT_NEEDED
+
+
+def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, at: float, four_eyes: bool) -> Approval:
+    """Say yes to a checkpoint.
+
+    Args:
+        seen: the digest the reviewer saw, whole or its first 12 digits or more.
+        four_eyes: refuse the author's own approval.
+
+    Raises:
+        GateError: the gate did not pass, the digest is another one, or the author approves their own work.
+        UsageError: no reason given.
+    """
+    _check(checkpoint, reason, seen)
+    if not checkpoint.verdict.advances:
+        raise GateError(f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
+                        hint="Mend the cause and run the phase again.")
+    person = ledger.git.identity()
+    if four_eyes and mail_of(person) == mail_of(checkpoint.author):
+        raise GateError(f"{person} recorded {checkpoint.name} and the playbook wants four eyes.",
+                        hint="Ask somebody else to review it from their own clone.")
+    return ledger.decide(checkpoint, "approve", reason, at)
+
+
+def reject(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, at: float) -> Approval:
+    """Say no to a checkpoint: the run stops there. Raises as `approve`, but any verdict may be rejected."""
+    _check(checkpoint, reason, seen)
+    return ledger.decide(checkpoint, "reject", reason, at)
+
+
+def _check(checkpoint: Checkpoint, reason: str, seen: str) -> None:
+    if not reason.strip():
+        raise UsageError("a decision needs a reason.", hint="Give it with --reason.")
+    if len(seen) < 12 or not checkpoint.digest.startswith(seen.lower()):
+        raise GateError(f"the digest {seen!r} is not that of {checkpoint.name}, which is {checkpoint.digest[:16]}.",
+                        hint=f"Look again with `phase gate review {checkpoint.number}`, then decide on what you saw.")
+
+
+def read_approvals(git: Git, tip: str, checkpoint: Checkpoint) -> list[Approval]:
+    """Decisions recorded for a checkpoint's number, oldest first."""
+    entries = sorted(list_tree(git, f"{tip}:{_directory(checkpoint)}"), key=lambda entry: entry.path)
+    contents = read_objects(git, (entry.oid for entry in entries))
+    return [_parse(contents[entry.oid][1]) for entry in entries]
+
+
+def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, tip: str | None, at: float) -> Written:
+    """The ledger commit holding one more decision."""
+    from phases.ledger.ledger import Written
+
+    assert tip is not None, "a checkpoint that was found has a ledger"
+    number = len(list_tree(ledger.git, f"{tip}:{_directory(checkpoint)}")) + 1
+    content = canonical_json({"schema": SCHEMA, **dataclasses.asdict(approval)})
+    tree = write_tree(ledger.git, tip, {f"{_directory(checkpoint)}/{number:04d}.json": content})
+    verb = {"approve": "Approve", "reject": "Reject"}[approval.decision]
+    message = f"{verb} {checkpoint.name}\n\n{approval.reason}\n\nCheckpoint-Digest: {checkpoint.digest}\n"
+    return Written(ledger.commit(tree, [tip], message, at), checkpoint, {})
+
+
+def _directory(checkpoint: Checkpoint) -> str:
+    return f"approvals/{checkpoint.number:04d}"
+
+
+def _parse(data: bytes) -> Approval:
+    row: dict[str, Any] = json.loads(data)
+    return Approval(**{field.name: row[field.name] for field in dataclasses.fields(Approval)})

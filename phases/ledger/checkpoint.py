@@ -1,0 +1,148 @@
+"""Value types of the ledger: what is recorded, and what is read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from phases.verdict import Verdict
+
+MANIFEST_SCHEMA = "phasegate/manifest/v1"
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+RESULTS = "results.json"
+GATE = "gate.json"
+PROVENANCE = "provenance.intoto.json"
+_DIRECTORY = re.compile(r"^(\d{4,})-([a-z0-9-]+)-(PASS|INCONCLUSIVE|FAIL|ERROR|ABORTED)$")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint before it has a number.
+
+    Attributes:
+        run: identity of the run and attempt; recording the same run's phase twice gives the same checkpoint.
+        files: contents by relative path, results.json and gate.json among them.
+        facts: toolchain, torch, driver, GPU, host facts: plain JSON for the manifest.
+        source: the source commit it speaks of, with `dirty` and the digest of the difference; see `source.describe`.
+        recorded_at: seconds since the epoch, fixed by the run so that recording again gives the same bytes.
+    """
+
+    phase: str
+    verdict: Verdict
+    kernel: str
+    run: str
+    files: dict[str, bytes]
+    source: dict[str, Any]
+    recorded_at: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    playbook: str = ""  # name and sha256 of the playbook it ran by
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One recorded checkpoint.
+
+    Attributes:
+        digest: sha256 of its manifest, which names the sha256 of every other file: the whole checkpoint in 64 digits.
+    """
+
+    number: int
+    phase: str
+    verdict: Verdict
+    digest: str
+    commit: str
+    directory: str
+    manifest: dict[str, Any]
+    tree: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.directory.rpartition("/")[2]
+
+    @property
+    def author(self) -> str:
+        return str(self.manifest.get("author", ""))
+
+    @property
+    def recorded_at(self) -> float:
+        return datetime.fromisoformat(self.manifest["recorded_at"]).timestamp()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number, "name": self.name, "phase": self.phase, "verdict": self.verdict.value, "digest": self.digest,
+            "commit": self.commit, "kernel": self.manifest.get("kernel"), "author": self.author,
+            "recorded_at": self.manifest.get("recorded_at"), "source": self.manifest.get("source"),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One person's yes or no to exactly the checkpoint they saw."""
+
+    checkpoint: int
+    digest: str
+    decision: str  # approve | reject
+    person: str  # Name <mail>, from git's identity
+    reason: str
+    at: str  # ISO 8601, UTC
+
+    @property
+    def mail(self) -> str:
+        return mail_of(self.person)
+
+
+def mail_of(person: str) -> str:
+    """The mail address inside `Name <mail>`, lower case."""
+    return person.rpartition("<")[2].rstrip(">").strip().lower()
+
+
+def parse_directory(name: str) -> tuple[int, str, Verdict] | None:
+    """Number, phase and verdict from `0001-build-parity-PASS`, or None."""
+    match = _DIRECTORY.match(name)
+    return (int(match[1]), match[2], Verdict(match[3])) if match else None
+
+
+def directory_name(number: int, phase: str, verdict: Verdict) -> str:
+    return f"{number:04d}-{phase}-{verdict.value}"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys, two spaces and a final newline: readable, and the same bytes for the same value."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def manifest_of(draft: Draft, number: int, author: str, previous: str | None) -> bytes:
+    """The manifest of a draft that gets this number; `previous` is the digest of the checkpoint before it."""
+    return canonical_json({
+        "schema": MANIFEST_SCHEMA,
+        "number": number,
+        "phase": draft.phase,
+        "verdict": draft.verdict.value,
+        "kernel": draft.kernel,
+        "run": draft.run,
+        "playbook": draft.playbook,
+        "author": author,
+        "recorded_at": iso(draft.recorded_at),
+        "previous": previous,
+        "source": draft.source,
+        "facts": draft.facts,
+        "files": {path: {"sha256": sha256(data), "bytes": len(data)} for path, data in sorted(draft.files.items())},
+    })  # fmt: skip
+
+
+def sums_of(files: dict[str, bytes]) -> bytes:
+    """SHA256SUMS over every file, so that a stranger can check with `sha256sum -c SHA256SUMS` alone."""
+    return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode()

@@ -1,0 +1,45 @@
+"""Writing a checkpoint out as a plain directory that verifies on its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from phases.errors import LedgerError
+from phases.ledger.checkpoint import Checkpoint
+from phases.ledger.ledger import Ledger
+
+
+def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
+    """Write `<target>/<checkpoint name>/`, whole or not at all; the same content already there is left as it is.
+
+    Raises:
+        LedgerError: the directory exists with other content, or cannot be written.
+    """
+    files = ledger.files(checkpoint)
+    directory = target / checkpoint.name
+    if directory.exists():
+        if _read(directory) == files:
+            return directory
+        raise LedgerError(f"{directory} exists and holds something else.", hint="Move it away or export into another directory.")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{checkpoint.name}-", dir=target))
+        try:
+            for path, data in files.items():
+                (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+                (scratch / path).write_bytes(data)
+            scratch.chmod(0o755)
+            os.rename(scratch, directory)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    except OSError as fault:
+        raise LedgerError(f"{directory} cannot be written: {fault.strerror or fault}.", hint="Choose a writable directory with room.") from fault
+    return directory
+
+
+def _read(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}

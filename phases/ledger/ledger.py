@@ -1,0 +1,338 @@
+"""The ledger: a git branch whose every commit is one checkpoint or one approval (DESIGN §7).
+
+A checkpoint's commit has the previous ledger commit as first parent and the source commit as second. Its tree holds all
+checkpoints so far, so the tip alone is the whole record. References move only from the value that was read (compare and
+swap); a lost race is built again on the new tip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phases.errors import LedgerError
+from phases.ledger import checkpoint as cp
+from phases.ledger.checkpoint import Approval, Checkpoint, Draft
+from phases.ledger.git import Git, GitFailed
+from phases.ledger.objects import list_tree, read_objects, write_tree
+from phases.ledger.readme import LEDGER_README
+from phases.ledger.remote import Remote, RemoteMoved, RemoteUnreachable
+
+_TRIES = 8
+DIRECTORY = "checkpoints"
+APPROVALS = "approvals"
+
+
+@dataclass
+class Ledger:
+    """The checkpoints of a repository.
+
+    Attributes:
+        repo: any directory inside the repository.
+        remote: name of the git remote the ledger is pushed to; empty for none.
+        sign: `auto` signs when git is set to sign (commit.gpgSign, tag.gpgSign), `always`, `never`.
+        warn: called with one line when the remote could not be reached; the checkpoint is then recorded here only and
+            pushed with the next one.
+    """
+
+    repo: Path
+    branch: str = "checkpoints"
+    remote: str = ""
+    sign: str = "auto"
+    tag_prefix: str = "checkpoint/"
+    warn: Callable[[str], None] = field(default=lambda line: None)
+
+    def __post_init__(self) -> None:
+        self.git = Git(self.repo)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def tip(self) -> str | None:
+        """Commit of the local ledger branch, or of the remote-tracking one in a fresh clone; None when there is none."""
+        local = self.git.resolve(f"refs/heads/{self.branch}^{{commit}}")
+        if local is None and self.remote:
+            return self.git.resolve(f"refs/remotes/{self.remote}/{self.branch}^{{commit}}")
+        return local
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first."""
+        tip = self.tip()
+        return self._list_at(tip) if tip else []
+
+    def find(self, name: str) -> Checkpoint:
+        """The checkpoint called by number, directory name, tag, digest (or its first 6 digits or more) or `latest`.
+
+        Raises:
+            LedgerError: there is none, or several.
+        """
+        all_of_them = self.checkpoints()
+        if not all_of_them:
+            raise LedgerError(f"there is no checkpoint yet on branch {self.branch!r}.", hint="Run a phase first (`phase run`).")
+        if name == "latest":
+            return all_of_them[-1]
+        wanted = name.removeprefix(self.tag_prefix)
+        found = [c for c in all_of_them if wanted == c.name or (wanted.isdigit() and int(wanted) == c.number)]
+        if not found and len(wanted) >= 6:
+            found = [c for c in all_of_them if c.digest.startswith(wanted) or c.commit.startswith(wanted)]
+        if len(found) != 1:
+            problem = "names several checkpoints" if found else "names no checkpoint"
+            raise LedgerError(f"{name!r} {problem}.", hint=f"Known: {', '.join(c.name for c in all_of_them[-8:])}.")
+        return found[0]
+
+    def files(self, checkpoint: Checkpoint) -> dict[str, bytes]:
+        """Contents of every file of a checkpoint by relative path, its manifest among them."""
+        entries = list_tree(self.git, checkpoint.tree, recursive=True)
+        contents = read_objects(self.git, (e.oid for e in entries))
+        return {e.path: contents[e.oid][1] for e in entries}
+
+    def approvals(self, checkpoint: Checkpoint) -> list[Approval]:
+        """Decisions on this checkpoint's digest, oldest first."""
+        from phases.ledger.approvals import read_approvals
+
+        tip = self.tip()
+        return read_approvals(self.git, tip, checkpoint) if tip else []
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Find out now what would stop a recording later.
+
+        Raises:
+            LedgerError: no git identity, the branch name is not valid, or the branch is checked out somewhere.
+        """
+        self.git.identity()
+        if self.git.attempt("check-ref-format", f"refs/heads/{self.branch}") is None:
+            raise LedgerError(f"{self.branch!r} is not a valid branch name.", hint="Change `ledger: branch:` in the playbook.")
+        self._refuse_checked_out()
+
+    def record(self, draft: Draft) -> Checkpoint:
+        """Record a checkpoint: commit, annotated tag, and push when a remote is set.
+
+        Recording the same run's phase again returns the checkpoint already there.
+
+        Raises:
+            LedgerError: nothing was recorded; the message says why. The draft can be recorded again once it is cured.
+        """
+        self.preflight()
+        author = self.git.identity()
+        return self._append(lambda tip: self._build(draft, tip, author))
+
+    def decide(self, checkpoint: Checkpoint, decision: str, reason: str, at: float) -> Approval:
+        """Record an approval (`approve`) or rejection (`reject`) of exactly this digest by git's identity."""
+        from phases.ledger.approvals import build_approval
+
+        self.preflight()
+        approval = Approval(checkpoint.number, checkpoint.digest, decision, self.git.identity(), reason, cp.iso(at))
+        self._append(lambda tip: build_approval(self, approval, checkpoint, tip, at))
+        return approval
+
+    def sync(self) -> str | None:
+        """Bring in what the remote has and send what it lacks; returns the tip.
+
+        Raises:
+            RemoteUnreachable: the remote does not answer.
+            LedgerError: both sides have checkpoints the other lacks.
+        """
+        local = self.git.resolve(f"refs/heads/{self.branch}^{{commit}}")
+        if not self.remote:
+            return local
+        theirs = self._remote().tip()
+        if theirs == local or theirs is None:
+            return local
+        if local is None or self._is_ancestor(local, theirs):
+            self._move_branch(local, theirs, {})
+            return theirs
+        if self._is_ancestor(theirs, local):
+            return local
+        raise LedgerError(
+            f"the ledger here and on {self.remote!r} have both grown: {local[:10]} here, {theirs[:10]} there.",
+            hint=f"Keep yours aside with `git branch {self.branch}-mine {self.branch}`, take theirs with "
+            f"`git update-ref refs/heads/{self.branch} {theirs[:10]}`, and run the phase again.",
+        )
+
+    # -- mechanics -----------------------------------------------------------------------------------------------------
+
+    def _append(self, build: Callable[[str | None], Written]) -> Checkpoint:
+        """Build a commit on the newest tip and move the references to it, trying again when another run was faster."""
+        for _ in range(_TRIES):
+            tip, reachable = self._newest()
+            written = build(tip)
+            if written.is_new and self._publish(tip, written, reachable):
+                return written.checkpoint
+            if not written.is_new:
+                self._push_pending(reachable)
+                return written.checkpoint
+        raise LedgerError(f"branch {self.branch!r} kept moving while recording.", hint="Try again with `phase run --resume`.")
+
+    def _newest(self) -> tuple[str | None, bool]:
+        """The tip to build on, and whether the remote can be pushed to."""
+        if not self.remote:
+            return self.git.resolve(f"refs/heads/{self.branch}^{{commit}}"), False
+        try:
+            return self.sync(), True
+        except RemoteUnreachable as fault:
+            self.warn(f"{fault} Recording here only; it is pushed with the next checkpoint.")
+            return self.tip(), False
+
+    def _publish(self, tip: str | None, written: Written, reachable: bool) -> bool:
+        """Push first, then move the local references, so that this side is never ahead by accident. False: lost a race."""
+        if reachable:
+            try:
+                remote = self._remote()
+                remote.push(written.commit, remote.head(), {**remote.missing_tags(), **written.tags})
+            except RemoteMoved:
+                self._drop_signed_tag(written)
+                return False
+            except RemoteUnreachable as fault:
+                self.warn(f"{fault} Recorded here only; it is pushed with the next checkpoint.")
+        return self._move_branch(tip, written.commit, {} if written.tag_exists else written.tags)
+
+    def _push_pending(self, reachable: bool) -> None:
+        tip, remote = self.tip(), self._remote()
+        if not reachable or tip is None:
+            return
+        try:
+            theirs = remote.head()
+            if theirs != tip:
+                remote.push(tip, theirs, remote.missing_tags())
+        except LedgerError as fault:
+            self.warn(str(fault))
+
+    def _move_branch(self, old: str | None, new: str, tags: dict[str, str]) -> bool:
+        """Branch from `old` to `new` and the tags from nothing, in one transaction; False when the branch is elsewhere."""
+        zero = "0" * len(new)
+        lines = [f"update refs/heads/{self.branch} {new} {old or zero}"]
+        lines += [f"create refs/tags/{name} {oid}" for name, oid in tags.items()]
+        try:
+            self.git.run("update-ref", "--create-reflog", "-m", "phasegate", "--stdin", stdin=("\n".join(lines) + "\n").encode())
+        except GitFailed:
+            if self.git.resolve(f"refs/heads/{self.branch}^{{commit}}") in (old, None) and not self._lost_to_tag(tags):
+                raise
+            return False
+        return True
+
+    def _lost_to_tag(self, tags: dict[str, str]) -> bool:
+        return any(self.git.resolve(f"refs/tags/{name}") for name in tags)
+
+    def _build(self, draft: Draft, tip: str | None, author: str) -> Written:
+        existing = self._list_at(tip) if tip else []
+        same = next((c for c in reversed(existing) if c.manifest.get("run") == draft.run and c.phase == draft.phase), None)
+        if same:
+            self._refuse_other_content(same, draft)
+            return Written(same.commit, same, {}, is_new=False)
+        parent = tip or self._root(draft)
+        number = existing[-1].number + 1 if existing else 1
+        name = cp.directory_name(number, draft.phase, draft.verdict)
+        manifest = cp.manifest_of(draft, number, author, existing[-1].digest if existing else None)
+        files = {**draft.files, cp.MANIFEST: manifest}
+        files[cp.SUMS] = cp.sums_of(files)
+        digest = cp.sha256(manifest)
+        tree = write_tree(self.git, parent, {f"{DIRECTORY}/{name}/{path}": data for path, data in files.items()})
+        parents = [parent, *([draft.source["commit"]] if draft.source.get("commit") else [])]
+        message = f"Record {name} of {draft.kernel}\n\nPhase: {draft.phase}\nVerdict: {draft.verdict.value}\nCheckpoint-Digest: {digest}\n"
+        commit = self.commit(tree, parents, message, draft.recorded_at)
+        made = self._list_at(commit)[-1]
+        return Written(commit, made, *self._tag(made, commit, draft.recorded_at))
+
+    def _root(self, draft: Draft) -> str:
+        tree = write_tree(self.git, None, {"README.md": LEDGER_README})
+        return self.commit(tree, [], "Begin the ledger\n", draft.recorded_at)
+
+    def commit(self, tree: str, parents: list[str], message: str, at: float) -> str:
+        """A commit object with fixed dates; no reference moves."""
+        date = f"{int(at)} +0000"
+        signing = ["-S"] if self._signs("commit.gpgSign") else []
+        flags = [part for parent in parents for part in ("-p", parent)]
+        env = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        return self.git.text("commit-tree", *signing, *flags, tree, stdin=message.encode(), env=env)
+
+    def _tag(self, made: Checkpoint, commit: str, at: float) -> tuple[dict[str, str], bool]:
+        """The annotated tag: name to object id, and whether its reference already exists.
+
+        git can sign a tag only while creating its reference, so a signed one exists before the branch moves.
+        """
+        name = f"{self.tag_prefix}{made.name}"
+        text = f"{made.name}\n\nCheckpoint-Digest: {made.digest}\n"
+        if self._signs("tag.gpgSign"):
+            date = {"GIT_COMMITTER_DATE": f"{int(at)} +0000"}
+            self.git.run("tag", "--sign", "--force", "-F", "-", name, commit, stdin=text.encode(), env=date)
+            return {name: self.git.text("rev-parse", f"refs/tags/{name}")}, True
+        who = self.git.identity()
+        body = f"object {commit}\ntype commit\ntag {name}\ntagger {who} {int(at)} +0000\n\n{text}"
+        return {name: self.git.text("mktag", stdin=body.encode())}, False
+
+    def _drop_signed_tag(self, written: Written) -> None:
+        for name, oid in written.tags.items() if written.tag_exists else ():
+            self.git.attempt("update-ref", "-d", f"refs/tags/{name}", oid)
+
+    def _signs(self, key: str) -> bool:
+        return self.sign == "always" or (self.sign == "auto" and self.git.flag(key))
+
+    def _refuse_other_content(self, same: Checkpoint, draft: Draft) -> None:
+        recorded = {path: facts["sha256"] for path, facts in same.manifest["files"].items()}
+        wanted = {path: cp.sha256(data) for path, data in draft.files.items()}
+        differs = sorted(path for path in {*recorded, *wanted} if recorded.get(path) != wanted.get(path))
+        if differs:
+            raise LedgerError(f"run {draft.run} is already recorded as {same.name} with other content ({', '.join(differs[:4])}).",
+                              hint="Start a new run instead of resuming this one.")
+
+    def _refuse_checked_out(self) -> None:
+        listing = self.git.text("worktree", "list", "--porcelain")
+        for block in listing.split("\n\n"):
+            lines = block.splitlines()
+            if f"branch refs/heads/{self.branch}" in lines:
+                where = lines[0].removeprefix("worktree ")
+                raise LedgerError(f"branch {self.branch!r} is checked out at {where}, where moving it would make every file look changed.",
+                                  hint=f"Switch that work tree to another branch (`git -C {where} switch --detach`), or name another ledger branch.")
+
+    def _list_at(self, tip: str) -> list[Checkpoint]:
+        rows = [(e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))]
+        manifests = {e.path: self._manifest_oid(e.oid) for e, _ in rows}
+        contents = read_objects(self.git, manifests.values())
+        commits = self._commits(tip)
+        found = []
+        for entry, (number, phase, verdict) in rows:
+            data = contents[manifests[entry.path]][1]
+            digest = cp.sha256(data)
+            found.append(Checkpoint(number, phase, verdict, digest, commits.get(entry.path, ""), f"{DIRECTORY}/{entry.path}",
+                                    _manifest(data, entry.path), entry.oid))
+        return sorted(found, key=lambda c: c.number)
+
+    def _manifest_oid(self, tree: str) -> str:
+        oid = self.git.resolve(f"{tree}:{cp.MANIFEST}")
+        if oid is None:
+            raise LedgerError("a checkpoint has no manifest.", hint="Run `phase checkpoint verify`.")
+        return oid
+
+    def _commits(self, tip: str) -> dict[str, str]:
+        """Directory name of each checkpoint to the commit that recorded it."""
+        lines = self.git.text("log", "--first-parent", "--format=%H %s", tip).splitlines()
+        subjects = (line.split(" ") for line in lines)
+        return {words[2]: words[0] for words in subjects if len(words) > 2 and words[1] == "Record"}
+
+    def _remote(self) -> Remote:
+        return Remote(self.git, self.remote, self.branch, self.tag_prefix)
+
+    def _is_ancestor(self, older: str, newer: str) -> bool:
+        return self.git.attempt("merge-base", "--is-ancestor", older, newer) is not None
+
+
+@dataclass(frozen=True)
+class Written:
+    """Objects written for one ledger entry, before any reference points at them."""
+
+    commit: str
+    checkpoint: Checkpoint
+    tags: dict[str, str]
+    tag_exists: bool = False
+    is_new: bool = True
+
+
+def _manifest(data: bytes, name: str) -> dict:
+    import json
+
+    try:
+        return json.loads(data)
+    except ValueError as fault:
+        raise LedgerError(f"the manifest of {name} is not JSON.", hint="Run `phase checkpoint verify`.") from fault

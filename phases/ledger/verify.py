@@ -1,0 +1,191 @@
+"""Proving that nothing in a checkpoint was altered, in the ledger or in an exported directory.
+
+In the ledger every object is hashed again from its bytes (git itself trusts what it finds on disk), the tree is compared with
+the manifest, the manifest with the commit, the tag and the gate's verdict, and each step of history is checked to have
+only added to what was there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phases.errors import LedgerError
+from phases.gates.outcome import GateOutcome
+from phases.ledger import checkpoint as cp
+from phases.ledger.objects import Entry, list_tree, object_id, read_objects
+
+if TYPE_CHECKING:
+    from phases.ledger.checkpoint import Checkpoint
+    from phases.ledger.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was recorded."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+def verify_files(name: str, files: dict[str, bytes]) -> list[Problem]:
+    """Check one checkpoint's files against its manifest, its SHA256SUMS and its directory name.
+
+    Args:
+        name: the directory's name, such as `0001-build-parity-PASS`.
+        files: contents by relative path.
+    """
+    if cp.MANIFEST not in files:
+        return [Problem(f"{name}/{cp.MANIFEST}", "is missing")]
+    problems = []
+    if files.get(cp.SUMS) != cp.sums_of(files):
+        problems += list(_sums_problems(name, files))
+    try:
+        manifest = json.loads(files[cp.MANIFEST])
+        listed: dict[str, Any] = manifest["files"]
+    except (ValueError, KeyError, TypeError):
+        return [*problems, Problem(f"{name}/{cp.MANIFEST}", "is not a manifest of this toolkit")]
+    if cp.canonical_json(manifest) != files[cp.MANIFEST]:
+        problems.append(Problem(f"{name}/{cp.MANIFEST}", "is not written as it was recorded"))
+    for path in sorted({*listed, *files} - {cp.MANIFEST, cp.SUMS}):
+        if path not in files:
+            problems.append(Problem(f"{name}/{path}", "is missing"))
+        elif path not in listed:
+            problems.append(Problem(f"{name}/{path}", "is not in the manifest"))
+        elif cp.sha256(files[path]) != listed[path]["sha256"]:
+            problems.append(Problem(f"{name}/{path}", "does not have the sha256 of the manifest"))
+    return problems + list(_claims(name, manifest, files))
+
+
+def verify_directory(path: Path) -> list[Problem]:
+    """`verify_files` of an exported checkpoint.
+
+    Raises:
+        LedgerError: the path is not a directory of a checkpoint, or a file cannot be read.
+    """
+    if not path.is_dir():
+        raise LedgerError(f"{path} is not a directory.", hint="Name a checkpoint or the directory of an exported one.")
+    resolved = path.resolve()
+    if cp.parse_directory(resolved.name) is None:
+        raise LedgerError(f"{path} is not named like a checkpoint.", hint="An exported checkpoint is called such as 0001-build-parity-PASS.")
+    try:
+        files = {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+    except OSError as fault:
+        raise LedgerError(f"{fault.filename} cannot be read: {fault.strerror}.") from fault
+    return verify_files(resolved.name, files)
+
+
+def verify_ledger(ledger: Ledger, only: Checkpoint | None = None) -> list[Problem]:
+    """Check the whole ledger, or one checkpoint of it; an empty list means that nothing was altered."""
+    tip = ledger.tip()
+    if tip is None:
+        raise LedgerError(f"there is no ledger on branch {ledger.branch!r}.", hint="Run a phase first (`phase run`).")
+    try:
+        problems = list(_objects(ledger, tip)) + list(_history(ledger, tip))
+        if not problems:
+            chosen = [only] if only else ledger.checkpoints()
+            problems = [p for c in chosen for p in _checkpoint(ledger, c)]
+    except (LedgerError, ValueError) as fault:
+        # Unreadable is altered: git refuses to read an object whose stored bytes are broken.
+        return [Problem("ledger", f"cannot be read whole: {fault}")]
+    return problems
+
+
+def _sums_problems(name: str, files: dict[str, bytes]) -> Iterator[Problem]:
+    if cp.SUMS not in files:
+        yield Problem(f"{name}/{cp.SUMS}", "is missing")
+        return
+    recorded = set(files[cp.SUMS].splitlines())
+    actual = set(cp.sums_of(files).splitlines())
+    altered = sorted({line.partition(b"  ")[2].decode(errors="replace") for line in recorded ^ actual})
+    yield Problem(f"{name}/{cp.SUMS}", f"does not match {', '.join(altered[:4]) or 'its own form'}")
+
+
+def _claims(name: str, manifest: dict[str, Any], files: dict[str, bytes]) -> Iterator[Problem]:
+    """Whether name, manifest and gate tell the same story."""
+    parsed = cp.parse_directory(name)
+    told = (manifest.get("number"), manifest.get("phase"), manifest.get("verdict"))
+    if parsed is None or (parsed[0], parsed[1], parsed[2].value) != told:
+        yield Problem(name, f"is called otherwise than its manifest says ({told[0]}, {told[1]}, {told[2]})")
+    if cp.GATE in files:
+        try:
+            verdict = GateOutcome.from_json(json.loads(files[cp.GATE])).verdict.value
+        except (ValueError, KeyError, TypeError):
+            yield Problem(f"{name}/{cp.GATE}", "is not a gate's outcome")
+        else:
+            if verdict != manifest.get("verdict"):
+                yield Problem(f"{name}/{cp.GATE}", f"comes to {verdict}, the manifest says {manifest.get('verdict')}")
+
+
+def _objects(ledger: Ledger, tip: str) -> Iterator[Problem]:
+    """Hash every object of the ledger's own history again: commits, trees, blobs and tags."""
+    git = ledger.git
+    commits = git.text("rev-list", "--first-parent", tip).splitlines()
+    entries = [e for commit in commits for e in _all_entries(ledger, commit)]
+    tags = git.text("for-each-ref", "--format=%(objectname)", f"refs/tags/{ledger.tag_prefix}").splitlines()
+    names = {e.oid: e.path for e in entries}
+    for oid, (kind, content) in read_objects(git, [*commits, *names, *tags]).items():
+        if object_id(kind, content, oid) != oid:
+            yield Problem(names.get(oid, f"{kind} {oid[:10]}"), f"its stored bytes do not hash to {oid[:10]}")
+
+
+def _all_entries(ledger: Ledger, commit: str) -> list[Entry]:
+    """Trees and blobs of a ledger commit. A root that is itself a source commit is not the ledger's."""
+    root = Entry("040000", "tree", ledger.git.text("rev-parse", f"{commit}^{{tree}}"), "/")
+    raw = ledger.git.run("ls-tree", "-r", "-t", "-z", commit)
+    entries = []
+    for line in filter(None, raw.split(b"\0")):
+        head, _, path = line.partition(b"\t")
+        mode, kind, oid = head.decode().split()
+        entries.append(Entry(mode, kind, oid, path.decode(errors="replace")))
+    return [root, *entries]
+
+
+def _history(ledger: Ledger, tip: str) -> Iterator[Problem]:
+    """Each ledger commit may only add: what its parent held must still be there, byte for byte."""
+    commits = ledger.git.text("rev-list", "--first-parent", "--reverse", tip).splitlines()
+    before: dict[str, str] = {}
+    for commit in commits:
+        now = {e.path: e.oid for e in list_tree(ledger.git, commit, recursive=True)}
+        for path, oid in before.items():
+            if now.get(path) != oid:
+                yield Problem(path, f"was {'altered' if path in now else 'removed'} in ledger commit {commit[:10]}")
+        before = now
+
+
+def _checkpoint(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
+    files = ledger.files(checkpoint)
+    yield from verify_files(checkpoint.name, files)
+    if not checkpoint.commit:
+        yield Problem(checkpoint.name, "no ledger commit recorded it")
+        return
+    body = ledger.git.text("cat-file", "commit", checkpoint.commit)
+    if f"Checkpoint-Digest: {checkpoint.digest}" not in body:
+        yield Problem(checkpoint.name, f"commit {checkpoint.commit[:10]} names another digest")
+    source = checkpoint.manifest.get("source", {}).get("commit")
+    parents = [line.split()[1] for line in body.splitlines() if line.startswith("parent ")]
+    if source and parents[1:] != [source]:
+        yield Problem(checkpoint.name, f"commit {checkpoint.commit[:10]} does not have the source {source[:10]} as second parent")
+    yield from _tag_problems(ledger, checkpoint)
+    for decision in ledger.approvals(checkpoint):
+        if decision.digest != checkpoint.digest:
+            yield Problem(checkpoint.name, f"{decision.person} decided on digest {decision.digest[:12]}, not on this one")
+
+
+def _tag_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
+    name = f"{ledger.tag_prefix}{checkpoint.name}"
+    oid = ledger.git.resolve(f"refs/tags/{name}")
+    if oid is None:
+        yield Problem(f"tag {name}", "is missing")
+        return
+    body = ledger.git.text("cat-file", "-p", oid)
+    if ledger.git.text("cat-file", "-t", oid) != "tag" or ledger.git.resolve(f"{oid}^{{commit}}") != checkpoint.commit:
+        yield Problem(f"tag {name}", "does not point at the checkpoint's commit")
+    elif f"Checkpoint-Digest: {checkpoint.digest}" not in body:
+        yield Problem(f"tag {name}", "names another digest")
