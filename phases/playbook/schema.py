@@ -47,7 +47,7 @@ class LedgerSettings:
     branch: str = setting("checkpoints", help="git branch that holds the checkpoints", not_empty=True)
     remote: str = setting("", help="git remote that checkpoints are pushed to at once; empty: keep them local")
     sign: Sign = setting(Sign.AUTO, help="sign commits and tags: auto (as git is configured), always or never")
-    tag_prefix: str = setting("checkpoint", help="checkpoints are tagged PREFIX/0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+    tag_prefix: str = setting("checkpoint/", help="tags read PREFIX0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
 @dataclass(frozen=True)
