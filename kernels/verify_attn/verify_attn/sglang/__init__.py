@@ -1,0 +1,68 @@
+"""The SGLang plugin: attention backend `verify_attn`, entry point group `sglang.srt.plugins`.
+
+Tree verify of speculative decoding runs our kernel; everything else is the engine's own attention: SGLang's Triton backend
+on CUDA, a plain torch one on the CPU (where SGLang has no backend that can verify a tree on an MLA model). On the CPU that
+torch backend is also offered alone, as `verify_attn_torch`: the incumbent a candidate is compared with there.
+
+SGLang calls `activate` in every process of a server: before the command line is parsed in the launcher, again in each
+scheduler. It only logs a plugin that fails, and then serves on without it, so the backend announces itself where the
+toolkit can check: a log line, a fact file per rank (`facts`), `/server_info` and `/metrics`.
+
+Environment:
+    VERIFY_ATTN_FACTS    directory for the fact files
+    VERIFY_ATTN_RELEASE  digest of the release this server runs, repeated in the facts
+    VERIFY_ATTN_CONTROL  file that says `candidate` or `incumbent`; read at every forward, see `control`
+"""
+
+from __future__ import annotations
+
+NAME = "verify_attn"
+TORCH_NAME = "verify_attn_torch"  # CPU only
+
+
+def activate() -> None:
+    """Register the backends, their draft twins and what they publish. Imports no CUDA: the launcher process runs it too."""
+    import torch
+
+    from verify_attn.sglang import draft, publish
+
+    on_cuda = torch.cuda.is_available()
+    names = [NAME] if on_cuda else [NAME, TORCH_NAME]
+    _accept_names(names)
+    for name in names:
+        _register_backend(name)
+        if not on_cuda:
+            _always_absorbed(name)
+    draft.hook_factory()
+    publish.hook_server_info()
+    if not on_cuda:
+        # SGLang's draft workers synchronise the device without asking whether there is one.
+        torch.cuda.synchronize = lambda device=None: None
+
+
+def _accept_names(names: list[str]) -> None:
+    """Let the command line take the names; the lists are read when the parser is built, which comes after this."""
+    from sglang.srt.arg_groups import choices
+
+    fresh = [name for name in names if name not in choices.ATTENTION_BACKEND_CHOICES]
+    if fresh:
+        choices.add_attention_backend_choices(fresh)
+        choices.add_draft_attention_backend_choices(fresh)
+
+
+def _register_backend(name: str) -> None:
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    @register_attention_backend(name)
+    def create(runner):
+        from verify_attn.sglang.create import create_backend
+
+        return create_backend(name, runner)
+
+
+def _always_absorbed(name: str) -> None:
+    """Use MLA's absorbed form for prefill too: the torch backend reads latent rows and nothing else."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    AttentionBackendRegistry.register(name, lambda attention, batch: AttnForwardMethod.MLA)
