@@ -50,9 +50,9 @@ class Ledger:
 
     def tip(self) -> str | None:
         """Commit of the local ledger branch, or of the remote-tracking one in a fresh clone; None when there is none."""
-        local = self.git.resolve(f"refs/heads/{self.branch}^{{commit}}")
+        local = self.git.resolve(f"refs/heads/{self.branch}")
         if local is None and self.remote:
-            return self.git.resolve(f"refs/remotes/{self.remote}/{self.branch}^{{commit}}")
+            return self.git.resolve(f"refs/remotes/{self.remote}/{self.branch}")
         return local
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -134,7 +134,7 @@ class Ledger:
             RemoteUnreachable: the remote does not answer.
             LedgerError: both sides have checkpoints the other lacks.
         """
-        local = self.git.resolve(f"refs/heads/{self.branch}^{{commit}}")
+        local = self.git.resolve(f"refs/heads/{self.branch}")
         if not self.remote:
             return local
         theirs = self._remote().tip()
@@ -168,7 +168,7 @@ class Ledger:
     def _newest(self) -> tuple[str | None, bool]:
         """The tip to build on, and whether the remote can be pushed to."""
         if not self.remote:
-            return self.git.resolve(f"refs/heads/{self.branch}^{{commit}}"), False
+            return self.git.resolve(f"refs/heads/{self.branch}"), False
         try:
             return self.sync(), True
         except RemoteUnreachable as fault:
@@ -207,7 +207,7 @@ class Ledger:
         try:
             self.git.run("update-ref", "--create-reflog", "-m", "phasegate", "--stdin", stdin=("\n".join(lines) + "\n").encode())
         except GitFailed:
-            if self.git.resolve(f"refs/heads/{self.branch}^{{commit}}") in (old, None) and not self._lost_to_tag(tags):
+            if self.git.resolve(f"refs/heads/{self.branch}") in (old, None) and not self._lost_to_tag(tags):
                 raise
             return False
         return True
@@ -241,7 +241,7 @@ class Ledger:
 
     def commit(self, tree: str, parents: list[str], message: str, at: float) -> str:
         """A commit object with fixed dates; no reference moves."""
-        date = f"{int(at)} +0000"
+        date = f"@{int(at)} +0000"
         signing = ["-S"] if self._signs("commit.gpgSign") else []
         flags = [part for parent in parents for part in ("-p", parent)]
         env = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
@@ -255,7 +255,7 @@ class Ledger:
         name = f"{self.tag_prefix}{made.name}"
         text = f"{made.name}\n\nCheckpoint-Digest: {made.digest}\n"
         if self._signs("tag.gpgSign"):
-            date = {"GIT_COMMITTER_DATE": f"{int(at)} +0000"}
+            date = {"GIT_COMMITTER_DATE": f"@{int(at)} +0000"}
             self.git.run("tag", "--sign", "--force", "-F", "-", name, commit, stdin=text.encode(), env=date)
             return {name: self.git.text("rev-parse", f"refs/tags/{name}")}, True
         who = self.git.identity()

@@ -36,11 +36,22 @@ class Remote:
             head = self.head()
             if head is None:
                 return None
-            tags = f"refs/tags/{self.tag_prefix}*:refs/tags/{self.tag_prefix}*"
-            self.git.network("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", self.name, f"refs/heads/{self.branch}", tags)
+            self._fetch(f"refs/heads/{self.branch}")
+            self._fetch_tags()
         except LedgerError as fault:
             raise RemoteUnreachable(f"remote {self.name!r} cannot be read: {fault.message}", hint=fault.hint) from fault
         return head
+
+    def _fetch(self, refspec: str) -> None:
+        self.git.network("fetch", "--no-tags", "--no-write-fetch-head", self.name, refspec)
+
+    def _fetch_tags(self) -> None:
+        """Bring in tags this side lacks. One of the same name with another object stays: the branches then differ too."""
+        try:
+            self._fetch(f"refs/tags/{self.tag_prefix}*:refs/tags/{self.tag_prefix}*")
+        except GitFailed as fault:
+            if "clobber" not in fault.stderr:
+                raise
 
     def head(self) -> str | None:
         """Object id of the ledger branch there, not fetched; None when it has none."""

@@ -1,0 +1,116 @@
+"""The ledger and a real bare remote: pushed whole, raced, out of reach, out of step."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phases.errors import LedgerError
+from phases.ledger.ledger import Ledger
+from phases.ledger.verify import verify_ledger
+from tests.ledger.conftest import git, identify, make_draft
+
+
+@pytest.fixture
+def two(repo: Path, bare: Path, tmp_path: Path, warnings: list[str]) -> tuple[Ledger, Ledger]:
+    """Two clones of one remote."""
+    git(repo, "remote", "add", "origin", str(bare))
+    git(repo, "push", "-q", "origin", "main")
+    other = tmp_path / "other"
+    subprocess.run(["git", "clone", "-q", str(bare), str(other)], check=True)
+    identify(other, "Bob", "bob@example.org")
+    return Ledger(repo, remote="origin", warn=warnings.append), Ledger(other, remote="origin", warn=warnings.append)
+
+
+def test_branch_and_tag_arrive_together(two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]) -> None:
+    recorded = two[0].record(make_draft(two[0]))
+    assert git(bare, "rev-parse", "checkpoints") == recorded.commit
+    assert git(bare, "rev-parse", f"checkpoint/{recorded.name}^{{commit}}") == recorded.commit
+    assert warnings == []
+
+
+def test_a_second_clone_builds_on_the_first(two: tuple[Ledger, Ledger]) -> None:
+    first = two[0].record(make_draft(two[0]))
+    second = two[1].record(make_draft(two[1], "run-2"))
+    assert second.number == 2 and second.manifest["previous"] == first.digest
+    third = two[0].record(make_draft(two[0], "run-3"))
+    assert third.number == 3
+    assert not verify_ledger(two[0])
+
+
+def test_a_run_recorded_from_another_clone_is_the_same_checkpoint(two: tuple[Ledger, Ledger]) -> None:
+    first = two[0].record(make_draft(two[0]))
+    assert two[1].record(make_draft(two[1])).commit == first.commit
+
+
+def test_a_race_lost_at_the_push_is_built_again(two: tuple[Ledger, Ledger], monkeypatch: pytest.MonkeyPatch) -> None:
+    from phases.ledger.remote import Remote
+
+    push, raced = Remote.push, []
+
+    def push_after_the_other(self: Remote, *args: object) -> None:
+        if not raced:
+            raced.append(True)
+            two[1].record(make_draft(two[1], "run-other"))
+        push(self, *args)
+
+    monkeypatch.setattr(Remote, "push", push_after_the_other)
+    mine = two[0].record(make_draft(two[0], "run-mine"))
+    assert mine.number == 2
+    assert [c.manifest["run"] for c in two[0].checkpoints()] == ["run-other", "run-mine"]
+    assert not verify_ledger(two[0])
+
+
+def test_an_unreachable_remote_is_warned_of_and_caught_up_later(two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]) -> None:
+    ledger = two[0]
+    away = bare.with_name("away.git")
+    bare.rename(away)
+    first = ledger.record(make_draft(ledger))
+    assert first.number == 1 and "Recording here only" in warnings[0]
+    away.rename(bare)
+    second = ledger.record(make_draft(ledger, "run-2"))
+    assert git(bare, "rev-parse", "checkpoints") == second.commit
+    assert git(bare, "tag", "-l").split() == [f"checkpoint/{first.name}", f"checkpoint/{second.name}"]
+
+
+def test_pushed_on_the_repeated_recording(two: tuple[Ledger, Ledger], bare: Path) -> None:
+    away = bare.with_name("away.git")
+    bare.rename(away)
+    first = two[0].record(make_draft(two[0]))
+    away.rename(bare)
+    assert two[0].record(make_draft(two[0])) == first
+    assert git(bare, "rev-parse", "checkpoints") == first.commit
+
+
+def test_both_sides_grown_apart_is_refused_with_a_way_out(two: tuple[Ledger, Ledger], bare: Path) -> None:
+    away = bare.with_name("away.git")
+    bare.rename(away)
+    two[0].record(make_draft(two[0], "run-offline"))
+    away.rename(bare)
+    two[1].record(make_draft(two[1], "run-online"))
+    before = git(two[0].repo, "rev-parse", "checkpoints")
+    with pytest.raises(LedgerError, match="have both grown.*git branch checkpoints-mine checkpoints"):
+        two[0].record(make_draft(two[0], "run-3"))
+    assert git(two[0].repo, "rev-parse", "checkpoints") == before
+
+
+def test_a_refusing_remote_keeps_the_checkpoint_here(two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]) -> None:
+    hook = bare / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\necho protected branch >&2\nexit 1\n")
+    hook.chmod(0o755)
+    recorded = two[0].record(make_draft(two[0]))
+    assert two[0].checkpoints() == [recorded]
+    assert any("refused" in line for line in warnings)
+    assert subprocess.run(["git", "-C", str(bare), "rev-parse", "-q", "--verify", "checkpoints"], check=False, capture_output=True).returncode
+
+
+def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:
+    from phases.ledger.approvals import approve
+
+    first = two[0].record(make_draft(two[0]))
+    two[1].sync()
+    approve(two[1], two[1].find("1"), reason="numbers look right", seen=first.digest, at=1.0, four_eyes=True)
+    two[0].sync()
+    assert [a.person for a in two[0].approvals(first)] == ["Bob <bob@example.org>"]

@@ -1,0 +1,119 @@
+"""A flipped byte anywhere is found, in the ledger and in an exported directory."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+
+from phases.errors import LedgerError
+from phases.ledger.approvals import approve
+from phases.ledger.export import export
+from phases.ledger.ledger import Ledger
+from phases.ledger.objects import write_tree
+from phases.ledger.verify import verify_directory, verify_ledger
+from tests.ledger.conftest import git, make_draft
+
+
+def loose(repo: Path, oid: str) -> Path:
+    return repo / ".git" / "objects" / oid[:2] / oid[2:]
+
+
+def ledger_objects(ledger: Ledger) -> list[str]:
+    """Every object only the ledger holds: its commits, trees, blobs and tags."""
+    listed = git(ledger.repo, "rev-list", "--objects", "--first-parent", "checkpoints", "^main")
+    tags = git(ledger.repo, "for-each-ref", "--format=%(objectname)", "refs/tags/checkpoint/").split()
+    return [line.split()[0] for line in listed.splitlines()] + tags
+
+
+def test_clean_ledger_has_no_problem(ledger: Ledger) -> None:
+    ledger.record(make_draft(ledger))
+    assert verify_ledger(ledger) == []
+
+
+def test_a_flipped_byte_in_any_object_is_found(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    chooser = random.Random(7)
+    oids = ledger_objects(ledger)
+    assert len(oids) > 12
+    for oid in oids:
+        path = loose(repo, oid)
+        path.chmod(0o644)
+        stored = path.read_bytes()
+        content = bytearray(zlib.decompress(stored))
+        at = chooser.randrange(content.index(0) + 1, len(content))
+        content[at] ^= 1 << chooser.randrange(8)
+        path.write_bytes(zlib.compress(bytes(content)))  # well-formed storage, other content: git itself would not notice
+        assert verify_ledger(ledger), f"{oid} was altered at byte {at} and not found"
+        path.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))  # broken storage
+        assert verify_ledger(ledger), f"{oid} was broken and not found"
+        path.write_bytes(stored)
+    assert verify_ledger(ledger) == []
+
+
+def test_a_missing_object_is_found(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    loose(repo, git(repo, "rev-parse", f"{checkpoint.commit}:{checkpoint.directory}/benchmark.txt")).unlink()
+    assert verify_ledger(ledger)
+
+
+def test_history_rewritten_with_valid_objects_is_found(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    files = {**ledger.files(checkpoint), "benchmark.txt": b"case  us  much better\n"}
+    tree = write_tree(ledger.git, checkpoint.commit, {f"{checkpoint.directory}/{p}": d for p, d in files.items()})
+    forged = ledger.commit(tree, [checkpoint.commit], "Record nothing\n", 1.0)
+    git(repo, "update-ref", "refs/heads/checkpoints", forged)
+    assert any("was altered in ledger commit" in p.text for p in verify_ledger(ledger))
+
+
+def test_a_moved_or_lost_tag_is_found(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    git(repo, "tag", "-f", "-a", "-m", "x", f"checkpoint/{checkpoint.name}", "main")
+    assert [p.text for p in verify_ledger(ledger)] == ["does not point at the checkpoint's commit"]
+    git(repo, "tag", "-d", f"checkpoint/{checkpoint.name}")
+    assert [p.text for p in verify_ledger(ledger)] == ["is missing"]
+
+
+def test_no_ledger_is_said(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger on branch 'checkpoints'"):
+        verify_ledger(ledger)
+
+
+def test_every_byte_of_an_exported_checkpoint_counts(ledger: Ledger, tmp_path: Path) -> None:
+    directory = export(ledger, ledger.record(make_draft(ledger)), tmp_path / "out")
+    assert verify_directory(directory) == []
+    chooser = random.Random(11)
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        for at in chooser.sample(range(len(data)), min(len(data), 40)):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << chooser.randrange(8)
+            path.write_bytes(bytes(flipped))
+            assert verify_directory(directory), f"{path.name} byte {at}"
+        path.write_bytes(data)
+    assert verify_directory(directory) == []
+
+
+def test_extra_missing_and_renamed_files_are_found(ledger: Ledger, tmp_path: Path) -> None:
+    directory = export(ledger, ledger.record(make_draft(ledger)), tmp_path / "out")
+    (directory / "extra.txt").write_text("x")
+    assert any("extra.txt" in p.where for p in verify_directory(directory))
+    (directory / "extra.txt").unlink()
+    (directory / "benchmark.txt").rename(directory / "bench.txt")
+    assert {p.text for p in verify_directory(directory) if p.where.endswith("benchmark.txt")} == {"is missing"}
+    (directory / "bench.txt").rename(directory / "benchmark.txt")
+    renamed = directory.rename(directory.with_name("0001-build-parity-FAIL"))
+    assert "is called otherwise" in verify_directory(renamed)[0].text
+
+
+def test_export_is_repeatable_and_never_overwrites(ledger: Ledger, tmp_path: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    directory = export(ledger, checkpoint, tmp_path / "out")
+    assert export(ledger, checkpoint, tmp_path / "out") == directory
+    (directory / "benchmark.txt").write_text("mine\n")
+    with pytest.raises(LedgerError, match="holds something else"):
+        export(ledger, checkpoint, tmp_path / "out")
+    assert (directory / "benchmark.txt").read_text() == "mine\n"
