@@ -89,5 +89,5 @@ def _manifest_facts(run: PhaseRun, context: StepContext) -> Facts:
 
 
 def _is_recorded(run: PhaseRun, facts: Facts) -> bool:
-    known = ledger_of(run.playbook).list()
+    known = ledger_of(run.playbook).checkpoints()
     return any(checkpoint.digest == facts["digest"] for checkpoint in known)

@@ -51,7 +51,7 @@ class Standing:
 
 def standings(playbook: Playbook, ledger: Ledger, kernel_digest: str) -> tuple[Standing, ...]:
     """Every phase of the playbook in order. The newest checkpoint of a phase decides."""
-    newest = {checkpoint.phase: checkpoint for checkpoint in ledger.list() if of_playbook(checkpoint, playbook)}
+    newest = {checkpoint.phase: checkpoint for checkpoint in ledger.checkpoints() if of_playbook(checkpoint, playbook)}
     return tuple(_standing(section, newest.get(section.name), ledger, kernel_digest) for section in playbook.phases)
 
 

@@ -114,6 +114,13 @@ def _attempt(
     return earlier[-1]
 
 
+def has_unfinished(playbook: Playbook, section: PhaseSection) -> bool:
+    """Whether the latest attempt at a phase was cut off before its end."""
+    state = run_directory.state_directory(source.repository_of(playbook.path))
+    earlier = run_directory.attempts(state, playbook.name, section.name)
+    return bool(earlier) and not finished(earlier[-1])
+
+
 def finished(directory: RunDirectory) -> bool:
     """Whether an attempt came to its end."""
     from phases.engine.journal import read

@@ -19,6 +19,7 @@ class PhaseKind:
         settings: `module:name` of what reads the phase's own keys of the playbook: a dataclass for
             `phases.playbook.typed.read`, or a function `(node, mistakes) -> settings`.
         clean_tree: whether uncommitted changes stop the phase.
+        changes_production: whether a person is asked before it starts.
     """
 
     number: int
@@ -27,6 +28,7 @@ class PhaseKind:
     script: str
     settings: str
     clean_tree: bool = True
+    changes_production: bool = False
 
 
 PHASES: dict[str, PhaseKind] = {
@@ -53,6 +55,7 @@ PHASES: dict[str, PhaseKind] = {
             "on a few tensor-parallel workers under live traffic latency does not regress against control workers",
             "phases.tp8_canary:tp8_canary",
             "phases.fleet.canary_settings:from_node",
+            changes_production=True,
         ),
         PhaseKind(
             4,
@@ -60,6 +63,7 @@ PHASES: dict[str, PhaseKind] = {
             "the same, wave by wave, on the whole fleet, then a soak",
             "phases.full_rollout:full_rollout",
             "phases.fleet.rollout_settings:from_node",
+            changes_production=True,
         ),
     )
 }

@@ -1,0 +1,108 @@
+"""Options and output that commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from phases.errors import UsageError
+
+if TYPE_CHECKING:
+    from phases.ledger.ledger import Ledger
+    from phases.playbook.schema import Playbook
+
+F = TypeVar("F", bound=Callable[..., Any])
+CANDIDATES = ("playbook.yaml", "playbooks/local.yaml")
+
+playbook_option: Callable[[F], F] = click.option(
+    "-p", "--playbook", "playbook_path", type=click.Path(path_type=Path), metavar="FILE",
+    help="The playbook. Default: $PHASE_PLAYBOOK, else playbook.yaml or playbooks/local.yaml here or in a directory above.",
+)  # fmt: skip
+json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def example(*lines: str) -> str:
+    """Epilog of a command's help: how it is called."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def load_playbook(path: Path | None) -> Playbook:
+    """The playbook asked for, or the one found. Raises UsageError or PlaybookError."""
+    from phases.playbook import loader
+
+    return loader.load(path or find_playbook())
+
+
+def find_playbook() -> Path:
+    """Raises UsageError when there is none to be found."""
+    named = os.environ.get("PHASE_PLAYBOOK")
+    if named:
+        return Path(named)
+    here = Path.cwd()
+    for directory in (here, *here.parents):
+        for candidate in CANDIDATES:
+            if (directory / candidate).is_file():
+                found = directory / candidate
+                return found.relative_to(here) if found.is_relative_to(here) else found
+        if (directory / ".git").exists():
+            break
+    raise UsageError("no playbook given, and none found here.", hint="Name one with -p FILE, or make one with `phase init`.")
+
+
+def open_ledger(playbook: Playbook) -> Ledger:
+    from phases.engine.closing import ledger_of
+
+    return ledger_of(playbook, lambda line: note(line))
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1, sort_keys=True, allow_nan=False, default=str))
+
+
+def note(line: str) -> None:
+    """One line for people on stderr, so that stdout stays clean for results."""
+    click.echo(line, err=True)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> None:
+    """A table: by rich in a terminal, in aligned plain columns otherwise. `styles` maps cell texts to rich styles."""
+    if is_terminal():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            table.add_row(*(Text(str(cell), style=(styles or {}).get(str(cell), "")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(str(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
+    for row in [columns, *rows]:
+        click.echo("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+STYLES = {
+    "PASS": "green", "passed": "green", "approved": "green", "ok": "green",
+    "FAIL": "bold red", "ERROR": "bold red", "failed": "bold red", "rejected": "bold red", "problem": "bold red",
+    "INCONCLUSIVE": "yellow", "inconclusive": "yellow", "waiting for review": "yellow", "stale": "yellow", "warning": "yellow",
+    "ABORTED": "magenta", "not run": "dim", "unfinished": "yellow",
+}  # fmt: skip
+
+
+def short(digest: str) -> str:
+    """The digits of a digest that people compare and `gate approve --digest` takes."""
+    return digest[:16]
+
+
+def when(iso: str) -> str:
+    return iso.replace("T", " ").removesuffix("Z")[:16]

@@ -1,0 +1,83 @@
+"""How a command ends when it fails: one paragraph on stderr and the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+import click
+
+from phases.errors import Exit, PhaseError
+
+
+def run_and_exit(command: click.Command, arguments: list[str]) -> None:
+    """Run a click command and leave the process with its exit code."""
+    _stop_like_ctrl_c()
+    try:
+        code = command.main(arguments, prog_name="phase", standalone_mode=False)
+    except Exception as fault:
+        code = report(fault, as_json="--json" in arguments)
+    except KeyboardInterrupt:
+        code = _say("interrupted: stopped before anything was changed that cannot be repeated.", Exit.OPERATIONAL, "--json" in arguments)
+    _leave(code if isinstance(code, int) else 0)
+
+
+def report(fault: BaseException, as_json: bool) -> int:
+    """Print what went wrong; return the exit code."""
+    if isinstance(fault, click.exceptions.Exit):
+        return fault.exit_code
+    if isinstance(fault, click.Abort):
+        return _say("aborted: nothing was done.", Exit.OPERATIONAL, as_json)
+    if isinstance(fault, click.ClickException):
+        usage = fault.ctx.get_usage() + "\n" if isinstance(fault, click.UsageError) and fault.ctx else ""
+        hint = f" See `{fault.ctx.command_path} --help`." if isinstance(fault, click.UsageError) and fault.ctx else ""
+        text = fault.format_message()
+        return _say(f"{usage}usage: {text}{'' if text.endswith('.') else '.'}{hint}", Exit.USAGE, as_json)
+    if isinstance(fault, PhaseError):
+        return _say(str(fault), fault.exit_code, as_json)
+    if isinstance(fault, BrokenPipeError):
+        return 0
+    if isinstance(fault, OSError):
+        from phases.engine.files import explain
+
+        return _say("system: " + " ".join(filter(None, explain(fault))), Exit.OPERATIONAL, as_json)
+    where = _write_traceback(fault)
+    return _say(f"internal error: {type(fault).__name__}: {fault}. The traceback is in {where}; please report it.", Exit.OPERATIONAL, as_json)
+
+
+def _say(text: str, code: int, as_json: bool) -> int:
+    print(text, file=sys.stderr)
+    if as_json:
+        value: dict[str, Any] = {"error": text, "exit": int(code)}
+        print(json.dumps(value))
+    return int(code)
+
+
+def _write_traceback(fault: BaseException) -> str:
+    handle, path = tempfile.mkstemp(prefix="phase-traceback-", suffix=".txt")
+    with os.fdopen(handle, "w") as out:
+        traceback.print_exception(fault, file=out)
+    return path
+
+
+def _stop_like_ctrl_c() -> None:
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does, so that it stays resumable and cleans up."""
+    import signal
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, stop)
+
+
+def _leave(code: int) -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

@@ -1,0 +1,150 @@
+"""`phase plan` and `phase run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from phases.cli.common import example, json_option, load_playbook, note, open_ledger, playbook_option, print_json
+from phases.engine.clock import SystemClock
+from phases.errors import Exit, UsageError
+from phases.playbook.schema import PhaseSection, Playbook
+
+
+@click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml"))
+@click.argument("phase", required=False)
+@playbook_option
+@json_option
+def plan(phase: str | None, playbook_path: Path | None, as_json: bool) -> None:
+    """Show what `phase run` would do, step by step, host by host. Changes nothing.
+
+    PHASE limits the plan to one phase; without it all phases of the playbook are shown.
+    """
+    from phases.engine import session
+
+    playbook = load_playbook(playbook_path)
+    sections = (playbook.phase(phase),) if phase else playbook.phases
+    planned = [(section, session.plan(playbook, section, SystemClock())) for section in sections]
+    if as_json:
+        print_json({"playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [_plan_json(*row) for row in planned]})
+        return
+    for section, steps in planned:
+        _print_plan(section, steps)
+
+
+def _plan_json(section: PhaseSection, steps: list[Any]) -> dict[str, Any]:
+    rows = [{"name": step.name, "summary": step.summary, "host": step.host, "detail": step.detail} for step in steps]
+    return {"phase": section.name, "review": section.review.value, "rules": [rule.kind for rule in section.rules], "steps": rows}
+
+
+def _print_plan(section: PhaseSection, steps: list[Any]) -> None:
+    review = "then a person reviews" if section.review.value == "required" else "no review wanted"
+    click.echo(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
+    for number, step in enumerate(steps, 1):
+        host = "" if step.host == "local" else f"{step.host}: "
+        click.echo(f"  {number}. {host}{step.name}: {step.summary}")
+        for line in step.detail:
+            click.echo(f"       {line}")
+
+
+@click.command(
+    epilog=example("phase run", "phase run build-parity -p playbooks/local.yaml", "phase run build-parity --resume   # after Ctrl-C or a crash")
+)
+@click.argument("phases", metavar="[PHASE]...", nargs=-1)
+@playbook_option
+@click.option("--resume", is_flag=True, help="Go on with the latest attempt instead of starting a new one.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a phase that changes production.")
+@json_option
+def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, as_json: bool) -> None:
+    """Run phases: do the steps, judge the gate, record a checkpoint.
+
+    Without PHASE the phases of the playbook are run in order; those that have already passed (and been approved) for
+    this very kernel are skipped, and the run stops at a gate that waits for review (exit 3). Ctrl-C leaves a run that
+    --resume continues.
+    """
+    from phases.engine import session
+
+    playbook = load_playbook(playbook_path)
+    outcomes: list[session.Outcome] = []
+    code = Exit.PASSED
+    for section in _to_run(playbook, phases):
+        again = resume
+        if not phases:
+            code, skip = _standing_code(playbook, section)
+            if skip and code is Exit.PASSED:
+                continue
+            if skip:
+                break
+            again = resume and session.has_unfinished(playbook, section)
+        outcome = _run_one(playbook, section, again, yes, as_json)
+        outcomes.append(outcome)
+        code = outcome.code
+        if code is not Exit.PASSED:
+            break
+    _report(playbook, outcomes, code, as_json)
+    sys.exit(int(code))
+
+
+def _to_run(playbook: Playbook, names: tuple[str, ...]) -> tuple[PhaseSection, ...]:
+    return tuple(playbook.phase(name) for name in names) or playbook.phases
+
+
+def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:
+    """(exit code if the run ended here, whether the phase need not run): for a run of all phases."""
+    from phases.engine import progress, session
+
+    known = progress.standings(playbook, open_ledger(playbook), session.kernel_digest(playbook))
+    standing = next(row for row in known if row.section.name == section.name)
+    if standing.state.lets_next_start:
+        note(f"{section.name}: {standing.state.value} with {standing.checkpoint.name if standing.checkpoint else ''}; skipped")
+        return Exit.PASSED, True
+    if standing.state is progress.State.WAITING:
+        return Exit.WAITING_FOR_REVIEW, True
+    return Exit.PASSED, False
+
+
+def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool) -> Any:
+    from phases.cli.watchers import watcher
+    from phases.engine import session
+
+    _confirm(section, yes)
+    return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watcher(as_json), notice=note)
+
+
+def _confirm(section: PhaseSection, yes: bool) -> None:
+    if not section.kind.changes_production or yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{section.name} changes production and nobody is here to confirm it.", hint="Give --yes.")
+    click.confirm(f"{section.name} changes production. Go on?", abort=True, err=True)
+
+
+def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) -> None:
+    if as_json:
+        print_json({"playbook": playbook.name, "exit": int(code), "runs": [outcome.to_json() for outcome in outcomes]})
+        return
+    for outcome in outcomes:
+        checkpoint = outcome.checkpoint
+        click.echo(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]})")
+        if outcome.verdict.value != "PASS":
+            click.echo(f"See why with `phase gate review {checkpoint['number']}{_option(playbook)}`.")
+    if code is Exit.WAITING_FOR_REVIEW:
+        click.echo(f"Waiting for review: `phase gate review{_option(playbook)}`, then `phase gate approve` or `phase gate reject`.")
+    if code is Exit.PASSED and not outcomes:
+        click.echo("Every phase has passed; nothing to do.")
+
+
+def _option(playbook: Playbook) -> str:
+    """The -p that a suggested command needs; none where the playbook would be found anyway."""
+    from phases.cli.common import find_playbook
+
+    try:
+        if find_playbook().resolve() == playbook.path:
+            return ""
+    except UsageError:
+        pass
+    return f" -p {os.path.relpath(playbook.path)}"
