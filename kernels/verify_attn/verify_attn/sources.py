@@ -32,12 +32,16 @@ class Library:
     flags: tuple[str, ...] = ()
 
 
+_CUDA = ("verify_attn.h", "cuda/common.cuh", "cuda/host.cuh")
+
 LIBRARIES = (
-    Library("naive", "nvcc", ("cuda/naive.cu",), ("verify_attn.h", "cuda/common.cuh"), ("cuda_naive",),
+    Library("cpu", "cxx", ("cpu/kernel.cpp", "cpu/entry.cpp", "cpu/pool.cpp"),
+            ("verify_attn.h", "cpu/task.h", "cpu/simd.h", "cpu/pool.h"), ("cpu",), ("x86-64-v3", "x86-64-v4")),
+    Library("naive", "nvcc", ("cuda/naive.cu",), _CUDA, ("cuda_naive",),
             ("sm_80", "sm_90", "sm_120")),
-    Library("per_head", "nvcc", ("cuda/per_head.cu",), ("verify_attn.h", "cuda/common.cuh"), ("per_head",),
+    Library("per_head", "nvcc", ("cuda/per_head.cu",), (*_CUDA, "cuda/merge.cuh"), ("per_head",),
             ("sm_80", "sm_90", "sm_120")),
-    Library("tensor_core", "nvcc", ("cuda/tensor_core.cu",), ("verify_attn.h", "cuda/common.cuh"), ("tensor_core",),
+    Library("tensor_core", "nvcc", ("cuda/tensor_core.cu",), (*_CUDA, "cuda/merge.cuh", "cuda/mma.cuh", "cuda/tensor_core.cuh"), ("tensor_core",),
             ("sm_80", "sm_90", "sm_120")),
     Library("hopper", "nvcc", ("cuda/hopper.cu",), ("verify_attn.h", "cuda/common.cuh"), ("hopper",), ("sm_90a",)),
 )

@@ -6,6 +6,9 @@
 
 #include "../verify_attn.h"
 
+/* The objects are compiled with hidden visibility: only what is marked leaves them. */
+#define VA_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace va {
 
 inline char *error_text() {
@@ -59,6 +62,8 @@ template <typename Kernel> inline int allow_shared(Kernel *kernel, int bytes, co
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+inline uintptr_t address(const void *at) { return reinterpret_cast<uintptr_t>(at); }
+
 /* What no variant can do, or NULL. Pointers may be NULL here. */
 inline const char *refuse_common(const verify_attn_params *p) {
   if (p->abi != VERIFY_ATTN_ABI) return refusal("built for ABI %d, called with %u", VERIFY_ATTN_ABI, p->abi);
@@ -67,11 +72,14 @@ inline const char *refuse_common(const verify_attn_params *p) {
   if ((p->latent_dim | p->rope_dim | p->kv_row_stride) % 4)
     return refusal("latent_dim, rope_dim and the pool's row stride must be multiples of 4 elements, not %d, %d, %lld",
                    p->latent_dim, p->rope_dim, static_cast<long long>(p->kv_row_stride));
+  if (p->draft_row_stride % 4) return refusal("draft_kv's row stride must be a multiple of 4 elements");
+  if ((address(p->q) | address(p->kv_pool) | address(p->draft_kv) | address(p->out)) % 16)
+    return refusal("q, kv_pool, draft_kv and out must be aligned to 16 bytes");
   return nullptr;
 }
 
 }  // namespace va
 
-extern "C" __attribute__((weak, used, visibility("default"))) const char *verify_attn_error(void) {
+VA_EXPORT __attribute__((weak, used)) const char *verify_attn_error(void) {
   return va::error_text();
 }

@@ -109,9 +109,9 @@ template <typename T> int launch(const Params *p) {
 
 }  // namespace
 
-extern "C" int64_t verify_attn_cuda_naive_workspace(const verify_attn_params *) { return 0; }
+VA_EXPORT int64_t verify_attn_cuda_naive_workspace(const verify_attn_params *) { return 0; }
 
-extern "C" const char *verify_attn_cuda_naive_refuse(const verify_attn_params *p) {
+VA_EXPORT const char *verify_attn_cuda_naive_refuse(const verify_attn_params *p) {
   if (const char *reason = refuse_common(p)) return reason;
   if (p->latent_dim > kThreads * kColumnsPerThread) return refusal("latent_dim %d is over 1024", p->latent_dim);
   int64_t need = shared_bytes(p), have = shared_memory_limit();
@@ -121,7 +121,7 @@ extern "C" const char *verify_attn_cuda_naive_refuse(const verify_attn_params *p
   return nullptr;
 }
 
-extern "C" int verify_attn_cuda_naive_run(const verify_attn_params *p) {
+VA_EXPORT int verify_attn_cuda_naive_run(const verify_attn_params *p) {
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0) return 0;
   switch (p->dtype) {
     case VA_FLOAT32: return launch<float>(p);

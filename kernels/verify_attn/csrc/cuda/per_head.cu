@@ -216,11 +216,11 @@ template <typename T> int launch_sized(const Params *p) {
 
 }  // namespace
 
-extern "C" int64_t verify_attn_per_head_workspace(const verify_attn_params *p) {
+VA_EXPORT int64_t verify_attn_per_head_workspace(const verify_attn_params *p) {
   return parts_bytes(int64_t(p->tokens) * p->heads * splits_of(p), p->latent_dim);
 }
 
-extern "C" const char *verify_attn_per_head_refuse(const verify_attn_params *p) {
+VA_EXPORT const char *verify_attn_per_head_refuse(const verify_attn_params *p) {
   if (const char *reason = refuse_common(p)) return reason;
   if (p->latent_dim > 512 || p->latent_dim + p->rope_dim > 640)
     return refusal("rows of %d + %d elements are over 512 + 128", p->latent_dim, p->rope_dim);
@@ -229,7 +229,7 @@ extern "C" const char *verify_attn_per_head_refuse(const verify_attn_params *p) 
   return nullptr;
 }
 
-extern "C" int verify_attn_per_head_run(const verify_attn_params *p) {
+VA_EXPORT int verify_attn_per_head_run(const verify_attn_params *p) {
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
   int64_t need = verify_attn_per_head_workspace(p);
   if (p->workspace_bytes < need || !p->workspace)
