@@ -1,7 +1,7 @@
 """Draft trees on the CPU: build them from top-k drafting, verify them greedily.
 
-A tree of one request has n nodes; node 0 is the last committed token. Links are first child (`retrieve_next_token`) and
-next sibling (`retrieve_next_sibling`), -1 for none.
+A tree of one request has n nodes; node 0 is the last committed token. Links are first child (`retrive_next_token`) and
+next sibling (`retrive_next_sibling`), -1 for none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def build_tree_kernel_efficient_cpu(
     verified_seq_len: torch.Tensor,
     tree_mask: torch.Tensor,
     positions: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
     topk: int,
     depth: int,
     draft_token_num: int,
@@ -33,7 +33,7 @@ def build_tree_kernel_efficient_cpu(
         verified_seq_len: [requests] committed tokens, which is the root's position.
         tree_mask: bool or uint8, flat: QLEN_ONLY [requests, n, n], or FULL_MASK where request b's rows have
             verified_seq_len[b] + n columns (the prefix columns are left as they are).
-        positions, retrieve_index, retrieve_next_token, retrieve_next_sibling: [requests * n] outputs.
+        positions, retrive_index, retrive_next_token, retrive_next_sibling: [requests * n] outputs.
     Raises:
         NotImplementedError: for the bit-packed mask mode, which no CPU backend asks for.
     """
@@ -42,7 +42,7 @@ def build_tree_kernel_efficient_cpu(
         raise NotImplementedError(f"tree mask mode {mode} has no CPU implementation")
     n = draft_token_num
     flat_mask, flat_positions = tree_mask.view(-1), positions.view(-1)
-    index, first_child, sibling = (t.view(-1) for t in (retrieve_index, retrieve_next_token, retrieve_next_sibling))
+    index, first_child, sibling = (t.view(-1) for t in (retrive_index, retrive_next_token, retrive_next_sibling))
     index.copy_(torch.arange(index.numel(), dtype=index.dtype))
     start = 0
     for row, length in enumerate(verified_seq_len.tolist()):
@@ -62,9 +62,9 @@ def verify_tree_greedy_cpu(
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,
     candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
     """Walk each tree from its root along the children that carry the target's own greedy token.
@@ -74,11 +74,11 @@ def verify_tree_greedy_cpu(
         accept_index: [requests, steps] out: flat index of each visited node, in order; the rest is left as it is.
         accept_token_num: [requests] out: visited nodes without the root.
         candidates: [requests, n] draft token of each node.
-        retrieve_index, retrieve_next_token, retrieve_next_sibling: [requests, n] the tree.
+        retrive_index, retrive_next_token, retrive_next_sibling: [requests, n] the tree.
         target_predict: [requests, n] greedy token of the target after each node.
     """
-    tokens, flat = candidates.tolist(), retrieve_index.tolist()
-    first_child, sibling = retrieve_next_token.tolist(), retrieve_next_sibling.tolist()
+    tokens, flat = candidates.tolist(), retrive_index.tolist()
+    first_child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()
     wanted = target_predict.reshape(-1).tolist()
     steps = accept_index.shape[1]
     for row in range(candidates.shape[0]):

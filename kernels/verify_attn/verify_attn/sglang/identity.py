@@ -21,7 +21,7 @@ def announce(backend, runner) -> FactFile:
     from sglang.srt.runtime_context import get_parallel
 
     release = os.environ.get("VERIFY_ATTN_RELEASE", "")
-    rank, ranks = runner.tp_rank, get_parallel().tp_size
+    rank, ranks = get_parallel().tp_rank, get_parallel().tp_size
     identity = {
         "rank": rank,
         "ranks": ranks,
