@@ -31,22 +31,32 @@ constexpr double kInlineFlops = 4e6;      // less work than this is done by the 
 constexpr int64_t kStoredBytes = 256 << 20; // most memory for stored partial results in the batch-invariant mode
 constexpr int64_t kKeptBytes = 64 << 20;  // scratch a thread keeps between calls
 
+// The build defines VA_HAVE_v3 and VA_HAVE_v4 for what it compiled kernel.cpp for; portable is always there.
 #if defined(__x86_64__)
-const Kernels* best_kernels() {
-  __builtin_cpu_init();
-  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                  __builtin_cpu_supports("bmi2");
-  const char* wanted = getenv("VERIFY_ATTN_ISA"); // v4, v3 or portable: to test one where a better one is at hand
-  const std::string isa = wanted ? wanted : v4 && v3 ? "v4" : v3 ? "v3" : "portable";
-  if (isa == "v4" && v4 && v3) return kernels_v4();
-  if (isa == "v3" && v3) return kernels_v3();
-  return isa == "portable" ? kernels_portable() : nullptr;
+bool has_v3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2");
 }
-#else
-const Kernels* best_kernels() { return kernels_portable(); }
+bool has_v4() {
+  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
 #endif
+
+const Kernels* best_kernels() {
+  const char* asked = getenv("VERIFY_ATTN_ISA"); // v4, v3 or portable: to test one where a better one is at hand
+  const std::string wanted = asked ? asked : "";
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#if defined(VA_HAVE_v4)
+  if ((wanted.empty() || wanted == "v4") && has_v4()) return kernels_v4();
+#endif
+#if defined(VA_HAVE_v3)
+  if ((wanted.empty() || wanted == "v3") && has_v3()) return kernels_v3();
+#endif
+#endif
+  return wanted.empty() || wanted == "portable" ? kernels_portable() : nullptr;
+}
 
 const Kernels* kernels() {
   static const Kernels* chosen = best_kernels();

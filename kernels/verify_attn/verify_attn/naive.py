@@ -1,0 +1,56 @@
+"""Two variants in plain torch, for any device.
+
+`naive` is what the kernels are measured against: the textbook loop, a score row for each query and head, as the CUDA
+`naive` kernel does it. It reads the stream's KV twice for every query and head. `torch_gemm` is the best plain torch
+does: the heads and queries of a stream as the rows of two matrix products, all scores in memory between them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify_attn.problem import Problem
+from verify_attn.reference import Stream, streams
+
+
+def naive(p: Problem) -> None:
+    """Fills p.out and p.lse: one score row for each (query, head)."""
+    for s in streams(p):
+        kv = s.kv.float()
+        value = kv[:, :p.latent_dim]
+        for t in range(s.q.shape[0]):
+            for h in range(p.heads):
+                scores = torch.mv(kv, s.q[t, h].float()).mul_(p.scale).masked_fill_(~s.visible[t], float("-inf"))
+                _write(p, s.rows.start + t, h, scores, value)
+
+
+def torch_gemm(p: Problem) -> None:
+    """Fills p.out and p.lse: two matrix products a stream."""
+    for s in streams(p):
+        rows = s.q.reshape(-1, s.q.shape[2]).float()
+        kv = s.kv.float()
+        scores = (rows @ kv.T).mul_(p.scale).view(-1, p.heads, kv.shape[0])
+        hidden = ~s.visible[:, s.prefix:]
+        scores[:, :, s.prefix:].masked_fill_(hidden[:, None, :], float("-inf"))
+        _write_all(p, s, scores, kv[:, :p.latent_dim])
+
+
+def _write(p: Problem, token: int, head: int, scores: Tensor, value: Tensor) -> None:
+    total = torch.logsumexp(scores, dim=0)
+    p.lse[token, head] = total
+    if total == float("-inf"):  # sees nothing
+        p.out[token, head] = 0
+    else:
+        p.out[token, head] = torch.mv(value.T, torch.exp(scores - total))
+
+
+def _write_all(p: Problem, s: Stream, scores: Tensor, value: Tensor) -> None:
+    top = scores.amax(dim=-1, keepdim=True)
+    top = torch.where(top == float("-inf"), 0.0, top)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = weights.view(-1, scores.shape[-1]) @ value
+    out = out.view(-1, p.heads, p.latent_dim) / torch.where(total == 0, 1.0, total)
+    p.out[s.rows] = out.to(p.out.dtype)
+    p.lse[s.rows] = (top + total.log())[..., 0]
