@@ -1,0 +1,79 @@
+"""The lock of a host: one run at a time, with an owner that can be asked."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+from phases.fleet.errors import HostLockedError
+from phases.fleet.session import HostSession, Operation, op
+
+
+@dataclass(frozen=True)
+class LockInfo:
+    """Who holds a host's lock."""
+
+    owner: str
+    purpose: str
+    age: float  # seconds
+    orphan: bool  # nobody stands behind it any more; the next run takes it over by itself
+    token: str
+
+
+def owner_name() -> str:
+    """`person@machine pid N`: who a lock or an audit entry belongs to."""
+    try:
+        person = getpass.getuser()
+    except (KeyError, OSError):
+        person = str(os.getuid())
+    return f"{person}@{socket.gethostname()} pid {os.getpid()}"
+
+
+class HostLock:
+    """Taken with a token of one's own and released only with it. A resumed run passes the token it had.
+
+    As a context manager it is released at the end, whatever happened; on a broken connection the host drops it by itself.
+    """
+
+    def __init__(self, session: HostSession, purpose: str, *, token: str = "", owner: str = "") -> None:
+        self.session, self.purpose = session, purpose
+        self.token, self.owner = token or secrets.token_hex(16), owner or owner_name()
+
+    def taking(self) -> Operation:
+        """`acquire` as an operation, for the front of a batch: keeps the lock if it is ours, after a reconnect too."""
+        return op("lock.acquire", token=self.token, owner=self.owner, purpose=self.purpose)
+
+    def acquire(self) -> None:
+        """HostLockedError (with `.facts`: owner, purpose, age) when another run holds it."""
+        self.session.do(self.taking())
+
+    def release(self) -> bool:
+        """False when it was not ours any more; another's lock is never touched."""
+        return bool(self.session.do(op("lock.release", token=self.token))[0]["released"])
+
+    def __enter__(self) -> HostLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.release()
+        except Exception:  # noqa: BLE001 - the error that ended the block matters more
+            if kind is None:
+                raise
+
+
+def show_lock(session: HostSession) -> LockInfo | None:
+    shown = session.do(op("lock.show"))[0]
+    return LockInfo(shown["owner"], shown["purpose"], shown["age"], shown["orphan"], shown["token"]) if shown else None
+
+
+def break_lock(session: HostSession, seen: LockInfo) -> bool:
+    """Remove exactly the lock that was shown; HostLockedError when it has changed hands since."""
+    return bool(session.do(op("lock.break", token=seen.token, by=owner_name()))[0]["broken"])
+
+
+__all__ = ["HostLock", "HostLockedError", "LockInfo", "break_lock", "owner_name", "show_lock"]

@@ -1,0 +1,221 @@
+"""The session the toolkit holds on a host: requests as JSON lines on standard input, one JSON line back for each.
+
+A request is {"do": [{"op": name, ...arguments}, ...]}; its operations run in order and stop at the first that fails. The
+reply is {"results": [...], "error": null or {code, message, hint, facts}}. One connection, one Python start, few round
+trips. When the connection ends or stays silent for too long, the locks this session stands behind are dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import time
+
+import guard
+import locks
+import probe
+import process
+import store
+from place import HostFault, Place, process_identity, uptime, write_json
+
+IDLE_SECONDS = 300.0
+
+
+class Input:
+    """Standard input with a limit on silence."""
+
+    def __init__(self, handle, idle):
+        self.handle, self.idle, self.buffer = handle, idle, b""
+
+    def read(self, count):
+        """Up to `count` bytes; b"" when the other side is gone or silent."""
+        if not self.buffer:
+            if not select.select([self.handle], [], [], self.idle)[0]:
+                return b""
+            return os.read(self.handle, count)
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
+        return data
+
+    def line(self):
+        while b"\n" not in self.buffer:
+            if not select.select([self.handle], [], [], self.idle)[0]:
+                return b""
+            data = os.read(self.handle, 1 << 16)
+            if not data:
+                return b""
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line
+
+
+class Agent:
+    """The operations by name: `lock.acquire` is lock_acquire."""
+
+    def __init__(self, root, source):
+        self.place, self.source, self.receiving = Place(root), source, False
+        me = process_identity(os.getpid())
+        self.via = os.environ.get("SSH_CONNECTION") or "local %d %d" % (me["pid"], me["start"])
+
+    def handle(self, request):
+        results = []
+        self.receiving = any(item["op"] == "release.receive" for item in request["do"])
+        try:
+            for item in request["do"]:
+                arguments = dict(item)
+                operation = getattr(self, arguments.pop("op").replace(".", "_"))
+                results.append(operation(**arguments))
+        except HostFault as fault:
+            return {"results": results, "error": fault.to_json()}
+        except OSError as fault:
+            return {"results": results, "error": _os_fault(fault).to_json()}
+        return {"results": results, "error": None}
+
+    def hello(self):
+        """Make the root usable and do what a lost guard left undone."""
+        self.place.prepare()
+        return {"tended": guard.tend(self.place), "boot": guard.boot_id(), "uptime": uptime(), "time": time.time(), "via": self.via}
+
+    def facts(self):
+        uname = platform.uname()
+        release = {}
+        try:
+            with open("/etc/os-release") as file:
+                release = dict(line.rstrip().split("=", 1) for line in file if "=" in line)
+        except OSError:
+            pass
+        return {
+            "hostname": uname.node, "kernel": uname.release, "machine": uname.machine, "os": release.get("PRETTY_NAME", "").strip('"'),
+            "python": platform.python_version(), "time": time.time(), "free": store.free_bytes(self.place), "uid": os.getuid(),
+        }  # fmt: skip
+
+    def describe(self, values):
+        """Write host.json, the values for {name} in launch arguments."""
+        write_json(self.place.host_file, values)
+
+    def lock_acquire(self, token, owner, purpose=""):
+        return locks.acquire(self.place, token, owner, purpose)
+
+    def lock_release(self, token):
+        return locks.release(self.place, token)
+
+    def lock_break(self, token, by):
+        return locks.break_lock(self.place, token, by)
+
+    def lock_show(self):
+        return locks.show(self.place)
+
+    def release_begin(self, digest, manifest, token):
+        return store.begin(self.place, digest, manifest, token)
+
+    def release_receive(self, digest, offset, token):
+        return store.receive(self.place, digest, offset, self.source.read, token)
+
+    def release_verify(self, digest):
+        return store.verify(self.place, digest)
+
+    def release_switch(self, digest, token, lease=""):
+        return store.switch(self.place, digest, token, lease)
+
+    def release_good(self, digest, token):
+        return store.mark_good(self.place, digest, token)
+
+    def release_collect(self, token, keep=(), newest=2):
+        return store.collect(self.place, token, keep, newest)
+
+    def inventory(self):
+        return store.inventory(self.place)
+
+    def lease_arm(self, **arguments):
+        return guard.arm(self.place, via=self.via, **arguments)
+
+    def lease_confirm(self, lease_id, window):
+        return guard.confirm(self.place, lease_id, window, self.via)
+
+    def lease_renew(self, lease_id, window):
+        return guard.renew(self.place, lease_id, window)
+
+    def lease_keep(self, lease_id):
+        return guard.keep(self.place, lease_id)
+
+    def lease_cancel(self, lease_id, reason):
+        return guard.cancel(self.place, lease_id, reason)
+
+    def lease_show(self):
+        return guard.describe(self.place)
+
+    def audit_note(self, event, facts):
+        self.place.audit(event, **facts)
+
+    def audit_read(self, offset=0):
+        """Entries from a byte offset on; a line that is not finished or not JSON is left for later or shown as text."""
+        try:
+            with open(self.place.audit_log, "rb") as file:
+                file.seek(offset)
+                data = file.read(4 << 20)
+        except FileNotFoundError:
+            return {"entries": [], "offset": 0}
+        whole = data[: data.rfind(b"\n") + 1]
+        return {"entries": [_entry(line) for line in whole.splitlines()], "offset": offset + len(whole)}
+
+    def service(self, action, number=None):
+        """The process driver, in this process."""
+        return process.act(self.place, action, number)
+
+    def command(self, argv, timeout, check=True):
+        """Run a program: {code, out, err}; the drivers of other services are made of these."""
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout, cwd="/")
+        except subprocess.TimeoutExpired:
+            raise HostFault("command_timeout", "%s did not end in %g s" % (" ".join(argv), timeout))
+        except FileNotFoundError:
+            raise HostFault("no_program", "%s is not installed" % argv[0], "Install it, or choose another driver.")
+        result = {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace"), "err": done.stderr.decode("utf-8", "replace")}
+        if check and done.returncode != 0:
+            raise HostFault("command_failed", "%s: exit status %d: %s" % (" ".join(argv), done.returncode, result["err"][-300:].strip()), **result)
+        return result
+
+    def wait_ready(self, port, path="/health", timeout=60.0, driver=""):
+        watch = (lambda: process.status(self.place)) if driver == "process" else None
+        return probe.wait_ready(port, path, timeout=timeout, status=watch)
+
+
+def _entry(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {"event": "unreadable", "text": line.decode("utf-8", "replace")[:200]}
+
+
+def _os_fault(fault):
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HostFault("disk_full", "no space left on the device (%s)" % (fault.filename or "write"), "Free some space below the root.")
+    if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return HostFault("not_allowed", "%s: %s" % (fault.filename or "write", fault.strerror), "Give this user the root directory, or set `sudo`.")
+    return HostFault("os", "%s: %s" % (fault.filename or "system call", fault.strerror))
+
+
+def serve(root, idle=IDLE_SECONDS):
+    """Answer requests until the other side is gone. Standard output is kept for replies alone."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    source = Input(0, idle)
+    agent = Agent(root, source)
+    try:
+        while True:
+            line = source.line()
+            if not line:
+                return
+            reply = agent.handle(json.loads(line))
+            replies.write(json.dumps(reply).encode() + b"\n")
+            if reply["error"] and agent.receiving:
+                return  # what may still be on the way is payload, not a request
+    except BrokenPipeError:
+        return
+    finally:
+        if os.path.isdir(agent.place.run):
+            locks.leave(agent.place)

@@ -1,0 +1,178 @@
+"""The directory a worker lives in on a host, and the few primitives everything there is built on.
+
+Files in this directory run on the fleet's hosts: Python 3.8 or newer, standard library only, no import from the toolkit.
+
+    <root>/releases/<digest>/   immutable bundles          <root>/lease.json   the armed revert timer
+    <root>/current              symlink to one of them     <root>/audit.log    JSON lines, what happened here
+    <root>/last-good            symlink, last kept one     <root>/control      hot fallback of the serving process
+    <root>/lock.json            who is changing things     <root>/host.json    values for {name} in launch arguments
+    <root>/bin/<digest>/        these scripts              <root>/run/         pid files, logs, the mutex
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MUTEX_SECONDS = 30.0
+NEVER = "none"  # what stands for "no release" where a digest is expected
+
+
+class HostFault(Exception):
+    """A refusal or failure on the host: `code` for programs, text for people, `facts` for the message the toolkit makes."""
+
+    def __init__(self, code, message, hint="", **facts):
+        super().__init__(message)
+        self.code, self.hint, self.facts = code, hint, facts
+
+    def to_json(self):
+        return {"code": self.code, "message": str(self), "hint": self.hint, "facts": self.facts}
+
+
+class Place:
+    """Paths below one root, and atomic changes to them."""
+
+    def __init__(self, root):
+        self.root = os.path.abspath(root)
+        self.releases = os.path.join(self.root, "releases")
+        self.run = os.path.join(self.root, "run")
+        self.current = os.path.join(self.root, "current")
+        self.last_good = os.path.join(self.root, "last-good")
+        self.lease = os.path.join(self.root, "lease.json")
+        self.lock = os.path.join(self.root, "lock.json")
+        self.audit_log = os.path.join(self.root, "audit.log")
+        self.host_file = os.path.join(self.root, "host.json")
+
+    def prepare(self):
+        """Make the directories; HostFault when this user may not."""
+        try:
+            for path in (self.releases, self.run):
+                os.makedirs(path, exist_ok=True)
+        except OSError as fault:
+            raise HostFault(
+                "root_unusable", "cannot use %s: %s" % (self.root, fault.strerror), "Give this user the directory, or set another root."
+            )
+
+    def release(self, digest):
+        if not digest or not all(c in "0123456789abcdef" for c in digest) or len(digest) != 64:
+            raise HostFault("bad_digest", "%r is not a release digest" % digest)
+        return os.path.join(self.releases, digest)
+
+    @contextlib.contextmanager
+    def mutex(self):
+        """Exclusive among all processes of this root; freed by the kernel when the holder dies. Not reentrant."""
+        handle = os.open(os.path.join(self.run, "mutex"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _flock(handle, self.root)
+            yield
+        finally:
+            os.close(handle)
+
+    def audit(self, event, **facts):
+        """Append one line; a single write on O_APPEND, so that lines of several processes never mix."""
+        entry = {"time": round(time.time(), 3), "uptime": round(uptime(), 3), "boot": boot_id(), "event": event}
+        entry.update(facts)
+        line = (json.dumps(entry, sort_keys=True) + "\n").encode()
+        handle = os.open(self.audit_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def link_target(self, link):
+        """The digest a link points to, or NEVER."""
+        try:
+            return os.path.basename(os.readlink(link))
+        except FileNotFoundError:
+            return NEVER
+
+    def set_link(self, link, digest):
+        """Point a link at a release with one rename: a reader sees the old or the new target, never none."""
+        if digest == NEVER:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+        else:
+            self.release(digest)
+            temporary = "%s.%d.tmp" % (link, os.getpid())
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            os.symlink(os.path.join("releases", digest), temporary)
+            os.replace(temporary, link)
+        sync_directory(self.root)
+
+
+def _flock(handle, root):
+    deadline = time.monotonic() + MUTEX_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise HostFault("busy", "another process has held %s/run/mutex for %g s" % (root, MUTEX_SECONDS), "Look for a stopped process.")
+            time.sleep(0.005)
+
+
+def write_json(path, value):
+    """Replace a file atomically and durably."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    with open(temporary, "w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(os.path.dirname(path))
+
+
+def read_json(path):
+    """The file's JSON object, None when there is no such file; HostFault when it cannot be understood."""
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise HostFault("damaged", "%s is not valid JSON" % path, "Look at it, move it away, and try again.")
+
+
+def remove(path):
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def sync_directory(path):
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def uptime():
+    """Seconds since boot, counting suspend; no wall clock change moves it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id():
+    with open(BOOT_ID) as file:
+        return file.read().strip()
+
+
+def process_identity(pid):
+    """{pid, start}: unique on this boot even when pids are reused; None when there is no such process or it is a zombie."""
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else {"pid": pid, "start": int(fields[19])}
+
+
+def alive(identity):
+    return bool(identity) and process_identity(identity["pid"]) == {"pid": identity["pid"], "start": identity["start"]}

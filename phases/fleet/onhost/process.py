@@ -1,0 +1,157 @@
+"""The service as a plain process group: no root, no systemd. `process.py start|stop|restart|status|logs ROOT [SECONDS|LINES]`.
+
+The service runs in a session of its own, so that a signal reaches all its workers, and writes to <root>/run/service.log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import guard
+from launch import launch_plan
+from place import HostFault, Place, alive, process_identity, read_json, remove, write_json
+
+LOG_BYTES = 64 << 20  # a larger log is turned over at the next start
+EARLY_DEATH_SECONDS = 0.05
+POLL = 0.02
+
+
+def start(place):
+    """Start the service from `current`; does nothing when it runs. HostFault with its last lines when it dies at once."""
+    if status(place)["running"]:
+        return status(place)
+    guard.settle_before_start(place)
+    argv, environment, directory = launch_plan(place)
+    path = _log_path(place)
+    if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
+        os.replace(path, path + ".1")
+    with open(path, "ab") as log:
+        try:
+            process = subprocess.Popen(argv, env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        except OSError as fault:
+            raise HostFault("not_started", "cannot start %s: %s" % (argv[0], fault.strerror), "Check the launch arguments of the release.")
+    identity = process_identity(process.pid)
+    record = {"process": identity, "group": process.pid, "release": environment["PHASEGATE_RELEASE"], "started": time.time()}
+    write_json(_record_path(place), record)
+    try:
+        process.wait(EARLY_DEATH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return status(place)
+    raise HostFault("died", "the service ended at once (exit status %d)" % process.returncode, "Its last lines: %s" % logs(place, 5)["text"].strip())
+
+
+def stop(place, drain=30.0):
+    """Ask the service to finish its requests (SIGTERM), wait up to `drain` seconds, then end the whole group."""
+    record = read_json(_record_path(place))
+    if not record:
+        return {"running": False, "killed": False}
+    killed = False
+    if alive(record["process"]):
+        os.kill(record["process"]["pid"], signal.SIGTERM)
+        until = time.monotonic() + drain
+        while alive(record["process"]) and time.monotonic() < until:
+            _reap(record["process"]["pid"])
+            time.sleep(POLL)
+        killed = alive(record["process"])
+        _end_group(record["group"])
+    remove(_record_path(place))
+    return {"running": False, "killed": killed}
+
+
+def _end_group(group):
+    """Kill what is left of the group and wait until nothing of it runs, so that its port and memory are free."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            return
+        _reap(group)
+        if not _members(group):
+            return  # only zombies, which their parent may collect whenever it likes
+        time.sleep(POLL)
+
+
+def _members(group):
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and alive(process_identity(int(name))):
+            try:
+                if os.getpgid(int(name)) == group:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def _reap(pid):
+    """Collect the exit of a child of ours; a service started by another process is not one."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except OSError:
+        pass
+
+
+def restart(place, drain=30.0):
+    stop(place, drain)
+    return start(place)
+
+
+def status(place):
+    """{running, pid, release, started}: from the process itself, not from what a file says."""
+    record = read_json(_record_path(place))
+    if not record or not alive(record["process"]):
+        return {"running": False, "pid": 0, "release": "", "started": 0.0}
+    return {"running": True, "pid": record["process"]["pid"], "release": record["release"], "started": record["started"]}
+
+
+def logs(place, lines=50):
+    """The last lines the service wrote."""
+    try:
+        with open(_log_path(place), "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 400 * lines))
+            return {"text": "\n".join(file.read().decode("utf-8", "replace").splitlines()[-lines:])}
+    except FileNotFoundError:
+        return {"text": ""}
+
+
+def _log_path(place):
+    return os.path.join(place.run, "service.log")
+
+
+def _record_path(place):
+    return os.path.join(place.run, "service.json")
+
+
+ACTIONS = {"start": start, "stop": stop, "restart": restart, "status": status, "logs": logs}
+
+
+def act(place, action, number=None):
+    """One of ACTIONS; `number` is the drain time in seconds, or the number of lines."""
+    if action in ("stop", "restart") and number is not None:
+        return ACTIONS[action](place, float(number))
+    return logs(place, int(number)) if action == "logs" and number is not None else ACTIONS[action](place)
+
+
+def main(arguments):
+    if len(arguments) not in (2, 3) or arguments[0] not in ACTIONS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    place = Place(arguments[1])
+    place.prepare()
+    print(json.dumps(act(place, arguments[0], *arguments[2:])))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HostFault as fault:
+        print("%s %s" % (fault, fault.hint), file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,111 @@
+"""Releases on hosts: push once, verify by hash, switch with one rename, remove what nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phases.errors import FleetError
+from phases.fleet.bundle import Bundle
+from phases.fleet.errors import ReleaseError, code_of
+from phases.fleet.session import HostSession, Operation, op
+
+NEVER = "none"  # what a host answers where there is no release
+PUSH_ATTEMPTS = 2
+UPLOAD_SECONDS = 300.0  # the host hashes and syncs a large release before it answers
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What is on a host."""
+
+    releases: tuple[str, ...]  # digests of complete releases
+    incomplete: tuple[str, ...]
+    current: str
+    last_good: str
+    lease: dict[str, Any] | None
+    free: int  # bytes
+
+
+@dataclass(frozen=True)
+class Pushed:
+    digest: str
+    sent: int  # bytes that travelled; 0 when the release was already there
+    resumed_at: int
+
+
+class ReleaseStore:
+    """The releases of one host. Everything that changes something needs the token of the host's lock."""
+
+    def __init__(self, session: HostSession, token: str) -> None:
+        self.session, self.token = session, token
+
+    def push(self, bundle: Bundle, *, first: Sequence[Operation] = ()) -> Pushed:
+        """Bring a release onto the host; continues an upload that was cut off, does nothing when it is there and whole.
+
+        Args:
+            first: operations to run before, in the same round trip (taking the lock).
+        Raises: DiskFullError before anything is sent, when it will not fit; ReleaseError when what arrived twice does
+            not hash to what was sent.
+        """
+        for attempt in range(PUSH_ATTEMPTS):
+            begin = op("release.begin", digest=bundle.digest, manifest=bundle.manifest, token=self.token)
+            answer = self.session.do(*first, begin, timeout=UPLOAD_SECONDS)[-1]
+            if answer["complete"]:
+                return Pushed(bundle.digest, 0, 0)
+            offset = answer["offset"]
+            try:
+                receive = op("release.receive", digest=bundle.digest, offset=offset, token=self.token)
+                self.session.do(receive, body=bundle.payload(offset), timeout=UPLOAD_SECONDS)
+                return Pushed(bundle.digest, bundle.size - offset, offset)
+            except ReleaseError as fault:
+                if code_of(fault) not in ("corrupt", "offset") or attempt + 1 == PUSH_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def verify(self, digest: str) -> None:
+        """Prove on the host that the release is complete and every file hashes right; ReleaseError otherwise."""
+        self.session.do(op("release.verify", digest=digest), timeout=UPLOAD_SECONDS)
+
+    def switch(self, digest: str, *, lease: str = "") -> str:
+        """Verify and make it current; returns the digest that was current before (NEVER if none)."""
+        return self.session.do(self.switching(digest, lease=lease))[0]["previous"]
+
+    def switching(self, digest: str, *, lease: str = "") -> Operation:
+        """`switch` as an operation, for a batch."""
+        return op("release.switch", digest=digest, token=self.token, lease=lease)
+
+    def mark_good(self, digest: str) -> None:
+        """Record what a rollback goes to."""
+        self.session.do(op("release.good", digest=digest, token=self.token))
+
+    def collect(self, *, keep: Sequence[str] = (), newest: int = 2) -> list[str]:
+        """Remove old releases except current, last-good, both ends of a lease, `keep` and the newest few; returns their digests."""
+        return list(self.session.do(op("release.collect", token=self.token, keep=list(keep), newest=newest), timeout=UPLOAD_SECONDS)[0]["removed"])
+
+
+def read_inventory(session: HostSession) -> Inventory:
+    found = session.do(op("inventory"))[0]
+    by_state = {state: tuple(r["digest"] for r in found["releases"] if r["complete"] is state) for state in (True, False)}
+    return Inventory(by_state[True], by_state[False], found["current"], found["last_good"], found["lease"], found["free"])
+
+
+def read_audit(session: HostSession, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """What happened on the host since a byte offset of its audit log: (entries, offset to go on from)."""
+    entries: list[dict[str, Any]] = []
+    while True:
+        part = session.do(op("audit.read", offset=offset))[0]
+        entries += part["entries"]
+        if part["offset"] == offset or not part["entries"]:
+            return entries, offset
+        offset = part["offset"]
+
+
+def rollback_target(inventory: Inventory, host: str) -> str:
+    """The release a rollback goes to: the recorded last-good one, never just the second newest; FleetError when there is none."""
+    if inventory.last_good == NEVER:
+        raise FleetError("no release has been recorded as good.", hint="There is nothing to go back to; push and keep one first.", host=host)
+    if inventory.last_good not in inventory.releases:
+        raise ReleaseError(f"the last good release {inventory.last_good[:12]} is not complete.", hint="Push it again.", host=host)
+    return inventory.last_good
