@@ -59,6 +59,19 @@ class CaseSelection:
 
 
 @dataclass(frozen=True)
+class TimedSelection(CaseSelection):
+    """Which cases to time, and how long."""
+
+    min_samples: int | None = setting(None, help="samples a case and variant at the least", at_least=3)
+    max_samples: int | None = setting(None, help="samples a case and variant at the most", at_least=3)
+    seconds: float | None = setting(None, help="time spent sampling a case and variant, unless min_samples needs more", above=0, duration=True)
+
+    def check(self, node: Node, mistakes: Mistakes) -> None:
+        if self.min_samples and self.max_samples and self.min_samples > self.max_samples:
+            mistakes.add(node, f"{node.path}: min_samples {self.min_samples} is more than max_samples {self.max_samples}")
+
+
+@dataclass(frozen=True)
 class BuildParitySettings:
     """Phase 1: build, prove parity, measure."""
 
@@ -66,8 +79,7 @@ class BuildParitySettings:
     architectures: tuple[str, ...] = setting((), help="must build for all of these; none: the architectures of kernel.yaml")
     optional_architectures: tuple[str, ...] = setting((), help="built where a compiler for them is at hand, else recorded as skipped")
     parity: CaseSelection = setting(help="cases and variants that must be right", factory=CaseSelection)
-    benchmark: CaseSelection = setting(help="cases and variants that are timed", factory=CaseSelection)
-    threads: int = setting(0, help="CPU threads for the kernel; 0: all", at_least=0)
+    benchmark: TimedSelection = setting(help="cases and variants that are timed", factory=TimedSelection)
     free_disk_mib: int = setting(500, help="stop before building when less disk space than this is free", at_least=0)
 
     def check(self, node: Node, mistakes: Mistakes) -> None:

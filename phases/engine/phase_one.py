@@ -1,0 +1,201 @@
+"""The mechanics behind the steps of Phase 1 (`phases.build_parity` tells their story)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from phases.engine import toolchain
+from phases.engine.closing import ledger_of
+from phases.engine.files import write_json
+from phases.engine.phase_run import PhaseRun
+from phases.engine.steps import Facts, Step, StepContext
+from phases.errors import BuildError
+from phases.kernel import contract
+from phases.ledger.checkpoint import RESULTS
+from phases.playbook.schema import BuildParitySettings, CaseSelection, Device, TimedSelection
+from phases.results import BuildRecord, ParityRecord, Results
+
+LOOK, BUILD, PARITY, CEILINGS, BENCHMARK, REPORT = (
+    "look around", "build", "prove parity", "measure ceilings", "benchmark", "write the report",
+)  # fmt: skip
+
+
+def look_around(run: PhaseRun) -> Step:
+    """Everything that would stop the phase later, asked first."""
+    wanted = architectures(run)
+    detail = [f"must build: {', '.join(wanted) or 'nothing to compile'}"]
+    if run.settings.optional_architectures:
+        detail.append(f"if a compiler is at hand: {', '.join(run.settings.optional_architectures)}")
+
+    def look(context: StepContext) -> Facts:
+        compilers = toolchain.require(wanted)
+        optional, skipped = toolchain.buildable(run.settings.optional_architectures)
+        compilers |= toolchain.require(optional)
+        for arch, why in skipped.items():
+            context.progress(f"{arch} is skipped: {why}")
+        free = _require_disk(run.work, run.settings.free_disk_mib)
+        ledger_of(run.playbook).preflight()
+        device = choose_device(run.settings)
+        facts = contract.describe(run.kernel, device)["facts"]
+        context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; {len(wanted) + len(optional)} architectures; {free} MiB free")
+        manifest = {**facts, **compilers, "device": device, "system": platform.platform(), "skipped_architectures": skipped}
+        return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}
+
+    return Step(LOOK, "check compilers, architectures, disk space, device and ledger", look, detail=tuple(detail))
+
+
+def build(run: PhaseRun) -> Step:
+    """Compile every variant for every architecture."""
+
+    def compile_all(context: StepContext) -> dict[str, Any]:
+        from phases.kernel import build as kernel_build
+
+        facts = context.facts[LOOK]
+        records = kernel_build.build(run.kernel, facts["archs"], build_cache(), context.progress)
+        skipped = tuple(BuildRecord("-", arch, ok=False, reason=f"skipped: {why}") for arch, why in facts["skipped"].items())
+        failed = [record for record in records if not record.ok]
+        if records and len(failed) == len(records):
+            raise BuildError(f"nothing of {run.kernel.name} could be built; first: {failed[0].reason}", hint="Mend what the compiler says.")
+        context.progress(f"{len(records) - len(failed)} objects, {sum(record.cached for record in records)} of them from the cache")
+        return {"build": records, "facts": {"skipped_builds": [vars(record) for record in skipped]}}
+
+    return run.results_step(BUILD, f"compile {run.kernel.name} ({len(run.kernel.variants)} variants)", compile_all)
+
+
+def prove_parity(run: PhaseRun) -> Step:
+    """Every variant on every parity case against the float64 reference."""
+    selection: CaseSelection = run.settings.parity
+
+    def prove(context: StepContext) -> dict[str, Any]:
+        from phases.kernel import parity
+
+        device = context.facts[LOOK]["device"]
+        records = parity.prove(run.kernel, device, selection.variants or None, selection.cases or None, context.progress)
+        wrong = [record for record in records if not record.ok and not record.refused]
+        context.progress(f"{sum(record.ok for record in records)} right, {len(wrong)} wrong, {sum(bool(r.refused) for r in records)} refused")
+        return {"parity": records}
+
+    return run.results_step(PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove)
+
+
+def measure_ceilings(run: PhaseRun) -> Step:
+    """What this device itself reaches: bandwidth and arithmetic."""
+
+    def measure(context: StepContext) -> dict[str, Any]:
+        from phases.kernel import ceilings
+
+        return {"ceilings": ceilings.measure(context.facts[LOOK]["device"], progress=context.progress)}
+
+    return run.results_step(CEILINGS, "this device's own read, gather and arithmetic rates", measure)
+
+
+def benchmark(run: PhaseRun) -> Step:
+    """Time the variants on the cases whose parity passed."""
+    selection: TimedSelection = run.settings.benchmark
+    chosen = {key: value for key in ("min_samples", "max_samples", "seconds") if (value := getattr(selection, key)) is not None}
+
+    def time(context: StepContext) -> dict[str, Any]:
+        from phases.kernel import benchmark as kernel_benchmark
+
+        so_far = run.gathered(context)
+        records = kernel_benchmark.measure(
+            run.kernel, context.facts[LOOK]["device"], so_far.ceilings, so_far.parity,
+            selection.variants or None, selection.cases or None, context.progress,
+            effort=kernel_benchmark.Effort(**chosen),
+        )  # fmt: skip
+        context.progress(f"{sum(bool(record.samples) for record in records)} of {len(records)} timed")
+        return {"benchmark": records}
+
+    return run.results_step(BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time)
+
+
+def write_report(run: PhaseRun) -> Step:
+    """results.json, tables and plots into the coming checkpoint."""
+
+    def write(context: StepContext) -> Facts:
+        results = run.gathered(context)
+        shutil.rmtree(run.checkpoint_files, ignore_errors=True)
+        run.checkpoint_files.mkdir(parents=True)
+        write_json(run.checkpoint_files / RESULTS, results.to_json())
+        for name, data in _rendered(results).items():
+            run.add_file(name, data)
+        failures = _failures(results)
+        if failures:
+            run.add_file("failures.txt", failures.encode())
+        files = sorted(path.name for path in run.checkpoint_files.iterdir())
+        context.progress(", ".join(files))
+        return {"files": files}
+
+    def holds(context: StepContext, facts: Facts) -> bool:
+        return all((run.checkpoint_files / name).is_file() for name in facts["files"])
+
+    return Step(REPORT, "results.json, tables and plots", write, holds=holds)
+
+
+def architectures(run: PhaseRun) -> list[str]:
+    """The architectures that must build: the playbook's, else those of kernel.yaml, without the optional ones."""
+    settings: BuildParitySettings = run.settings
+    return [arch for arch in (settings.architectures or run.kernel.architectures) if arch not in settings.optional_architectures]
+
+
+def build_cache() -> Path:
+    """Where compiled objects are kept between runs and repositories."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "phasegate" / "build"
+
+
+def choose_device(settings: BuildParitySettings) -> str:
+    """`auto` is the GPU where the driver shows one and this torch can use it."""
+    if settings.device is not Device.AUTO:
+        return settings.device.value
+    return "cuda" if _driver_sees_gpu() and "+cpu" not in metadata.version("torch") else "cpu"
+
+
+def _driver_sees_gpu() -> bool:
+    import ctypes
+
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _require_disk(work: Path, wanted_mib: int) -> int:
+    """MiB free at the run's directory. Raises BuildError below what the playbook asks for."""
+    free = shutil.disk_usage(work).free >> 20
+    if free < wanted_mib:
+        raise BuildError(f"{free} MiB are free at {work}, the playbook asks for {wanted_mib} (free_disk_mib).", hint="Free some space.")
+    return free
+
+
+def _words(selection: CaseSelection, what: str) -> str:
+    variants = ", ".join(selection.variants) or "every variant"
+    cases = f"{what} cases {', '.join(selection.cases)}" if selection.cases else f"all {what} cases"
+    return f"{variants} on {cases}"
+
+
+def _rendered(results: Results) -> dict[str, bytes]:
+    """Tables and plots by file name."""
+    from phases.report import plots, tables
+
+    texts = {name: text.encode() for name, text in tables.all_tables(results).items()}
+    return {**texts, **plots.all_plots(results)}
+
+
+def _failures(results: Results) -> str:
+    """Everything that went wrong, with the last lines of whoever said so; empty when nothing did."""
+    lines = [f"build {record.variant} for {record.arch}\n{record.reason}" for record in results.build if not record.ok]
+    lines += [_wrong(record) for record in results.parity if not record.ok and not record.refused]
+    lines += [f"benchmark {r.variant} {r.case.key}\n{r.reason}" for r in results.benchmark if r.reason and not r.refused]
+    return "".join(f"{line}\n\n" for line in lines)
+
+
+def _wrong(record: ParityRecord) -> str:
+    return f"parity {record.variant} {record.case.key} on {record.device}\n{record.reason or 'error over tolerance'}"
