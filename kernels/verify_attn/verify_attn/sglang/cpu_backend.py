@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import verify_attn
-from verify_attn.sglang.control import CANDIDATE, INCUMBENT, Control
+from verify_attn import cpu, verify_attention
+from verify_attn.sglang.control import Control
+from verify_attn.sglang.objects import from_release
 from verify_attn.sglang.torch_backend import TorchBackend
 
 VARIANT = "cpu"
@@ -22,16 +23,18 @@ class CpuBackend(TorchBackend):
     def __init__(self, runner, name: str) -> None:
         self.control = Control.from_environment()
         self.kernel_inputs: dict = {}
+        self.object = from_release(cpu.built())  # now, so that what cannot be loaded ends the server at its start
+        self.isa = cpu.isa()
         super().__init__(runner, name)
 
     def variant(self) -> str:
-        return VARIANT
+        return f"{VARIANT} ({self.isa})"
 
     def build(self) -> str:
-        return verify_attn.build_digest(VARIANT)
+        return self.object.sha256
 
     def choice(self) -> str:
-        return CANDIDATE if self.control.choice == CANDIDATE else INCUMBENT
+        return self.control.choice
 
     def init_forward_metadata(self, forward_batch) -> None:
         super().init_forward_metadata(forward_batch)
@@ -44,7 +47,8 @@ class CpuBackend(TorchBackend):
             super().verify(q, pool, layer, forward_batch, out)
             return
         self.counters.verify_calls += 1
-        verify_attn.verify_attention(q, pool, **self.kernel_inputs, scale=layer.scaling, out=out, variant=VARIANT)
+        verify_attention(q, pool, **self.kernel_inputs, scale=layer.scaling, out=out, variant=VARIANT)
+        self.kernel_inputs["check_values"] = False  # the indices are the same for every layer: looked at once a forward
 
     def _kernel_inputs(self, forward_batch) -> dict:
         """What is the same for every layer of this forward, as `verify_attention` takes it; indices int64."""

@@ -1,0 +1,203 @@
+"""The CUDA candidate: SGLang's Triton backend with its tree-verify kernel replaced.
+
+`TritonAttnBackend.forward_extend` writes the new KV rows and then calls the instance attribute `extend_attention_fwd` with
+the same positional arguments in every SGLang version this was built for (0.5.17 to 0.5.23), eagerly and under CUDA graphs.
+We replace that attribute. Everything but tree verify goes on to SGLang's kernel.
+
+Under CUDA graphs Python runs once, at capture; so nothing here allocates or waits then, what depends on the batch is
+computed on the device, and use is counted on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from torch import Tensor
+
+from verify_attn import cuda
+from verify_attn.build import Built
+from verify_attn.problem import Problem, make_problem
+from verify_attn.sglang import NAME, publish
+from verify_attn.sglang.control import Control
+from verify_attn.sglang.facts import INTERVAL, Counters
+from verify_attn.sglang.identity import announce
+from verify_attn.sglang.objects import cuda_object, from_release
+
+log = logging.getLogger(__name__)
+# Keyword arguments of the seam that ask for something our kernels do not do; the values that do not ask.
+PLAIN = {"logit_cap": 0, "sliding_window_size": -1, "sinks": None, "xai_temperature_len": -1, "score_mod": None}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs one batch shape: chosen once, since shapes repeat."""
+
+    variant: str
+    splits: int
+    workspace: Tensor
+
+
+class CudaBackend(TritonAttnBackend):
+    """SGLang attention backend `verify_attn` on CUDA, for the target model."""
+
+    def __init__(self, runner, *arguments, **options) -> None:
+        super().__init__(runner, *arguments, **options)
+        self.name = NAME
+        self.control = Control.from_environment()
+        self.counters = Counters()
+        self.engine_attention, self.extend_attention_fwd = self.extend_attention_fwd, self._attention
+        self.first_layer = self.token_to_kv_pool.start_layer
+        self.layers = runner.model_config.num_hidden_layers
+        self.layer = -1
+        self.verifying = False
+        requests = runner.req_to_token_pool.size
+        # Written at the first layer of every verify forward, captured or not; addresses must not change.
+        self.kv_indptr64 = torch.zeros(requests + 1, dtype=torch.int64, device=self.device)
+        self.qo_indptr64 = torch.zeros(requests + 1, dtype=torch.int64, device=self.device)
+        self.prefix_lens = torch.zeros(requests, dtype=torch.int32, device=self.device)
+        self.count = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.count_on_host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self.counted_at = 0.0
+        self.plans: dict[tuple[int, int], Plan] = {}
+        self.workspaces: dict[str, list[Tensor]] = {}
+        self.probed_variant = "none"
+        self.object = self._probe()
+        self.announcement = announce(self, runner)
+        publish.add(self)
+
+    # ---- what it says about itself ----
+
+    def facts(self) -> dict:
+        """Exact: asks the device, so only between forwards."""
+        self.count_on_host.copy_(self.count)
+        return self.announcement.snapshot()
+
+    def variant(self) -> str:
+        used = dict.fromkeys(plan.variant for plan in self.plans.values())
+        return ", ".join(used) or self.probed_variant
+
+    def build(self) -> str:
+        return self.object.sha256 if self.object else ""
+
+    def choice(self) -> str:
+        return self.control.choice
+
+    # ---- SGLang's interface ----
+
+    def init_forward_metadata(self, forward_batch) -> None:
+        super().init_forward_metadata(forward_batch)
+        self._begin(forward_batch.forward_mode.is_target_verify())
+
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture: bool = False) -> None:
+        super().init_forward_metadata_out_graph(forward_batch, in_capture)
+        verifying = forward_batch.forward_mode.is_target_verify()
+        if in_capture:
+            self.verifying = verifying
+            if verifying:  # outside the capture: choosing loads objects and allocates workspace
+                self._plan(forward_batch.batch_size, self.target_verify_num_tokens_per_req)
+        else:
+            self._begin(verifying)
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **options):
+        self.layer = layer.layer_id
+        self.verifying = forward_batch.forward_mode.is_target_verify()
+        return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **options)
+
+    def _begin(self, verifying: bool) -> None:
+        """Host-side bookkeeping of one forward or graph replay."""
+        self.counters.forwards += 1
+        self.counters.verify_forwards += verifying
+        self.counters.verify_calls = int(self.count_on_host) * self.layers
+        now = time.monotonic()
+        if now - self.counted_at >= INTERVAL:
+            self.counted_at = now
+            self.count_on_host.copy_(self.count, non_blocking=True)
+
+    # ---- the seam ----
+
+    def _attention(
+        self, q, k, v, o, k_pool, v_pool, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal, mask_indptr, max_len,
+        k_scale, v_scale, sm_scale=None, **options,
+    ):  # fmt: skip
+        """SGLang's `extend_attention_fwd`: tree verify by our kernel, all else by SGLang's.
+
+        Args:
+            q, o: [tokens, heads, 576] and [tokens, heads, 512].
+            k: [tokens, 1, 576], the draft rows.
+            k_pool: [slots, 1, 576].
+            qo_indptr, kv_indptr: [requests + 1]; kv_indices: slots of the committed prefixes, maybe longer than used.
+            custom_mask: FULL layout, uint8 in a fixed buffer under graphs, bool eagerly; None for a chain.
+            max_len: draft tokens a request.
+        """
+        arguments = (q, k, v, o, k_pool, v_pool, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal, mask_indptr,
+                     max_len, k_scale, v_scale, sm_scale)  # fmt: skip
+        if not (self.verifying and k.shape[1] == 1 and self._is_plain(options) and self.control.use_candidate):
+            if self.verifying and self.layer == self.first_layer:
+                self.counters.incumbent_calls += self.layers
+            return self.engine_attention(*arguments, **options)
+        streams = qo_indptr.shape[0] - 1
+        if self.layer == self.first_layer:
+            self._fill_indices(qo_indptr, kv_indptr, streams)
+        plan = self._plan(streams, max_len)
+        problem = make_problem(
+            q, k_pool, qo_indptr=self.qo_indptr64[: streams + 1], kv_indptr=self.kv_indptr64[: streams + 1],
+            kv_indices=kv_indices, prefix_lens=self.prefix_lens[:streams], draft_kv=k, mask=custom_mask,
+            mask_indptr=None if custom_mask is None else mask_indptr, mask_layout="auto" if custom_mask is None else "full",
+            scale=sm_scale, out=o, max_q=max_len, max_prefix=self.max_context_len, check_values=False)  # fmt: skip
+        cuda.run(problem, plan.variant, num_splits=plan.splits, workspace=plan.workspace)
+
+    def _is_plain(self, options: dict) -> bool:
+        return all(options.get(name, plain) in (plain, None) for name, plain in PLAIN.items())
+
+    def _fill_indices(self, qo_indptr: Tensor, kv_indptr: Tensor, streams: int) -> None:
+        """One width for all indices, prefix lengths and the count, on the device: part of a captured graph."""
+        self.qo_indptr64[: streams + 1].copy_(qo_indptr)
+        self.kv_indptr64[: streams + 1].copy_(kv_indptr[: streams + 1])
+        torch.sub(kv_indptr[1 : streams + 1], kv_indptr[:streams], out=self.prefix_lens[:streams])
+        self.count.add_(1)
+
+    # ---- choosing ----
+
+    def _plan(self, streams: int, draft_tokens: int) -> Plan:
+        plan = self.plans.get((streams, draft_tokens))
+        if plan is None:
+            problem = self._example(streams, draft_tokens)
+            variant, splits = cuda.choose(problem)
+            workspace = self._workspace(variant, cuda.workspace_bytes(problem, variant, num_splits=splits))
+            plan = self.plans[streams, draft_tokens] = Plan(variant, splits, workspace)
+            log.info("verify_attn: %d requests of %d draft tokens: %s, %d splits", streams, draft_tokens, variant, splits)
+        return plan
+
+    def _workspace(self, variant: str, size: int) -> Tensor:
+        """A zeroed buffer of a variant's own. Smaller ones are kept: graphs captured on them hold their addresses."""
+        held = self.workspaces.setdefault(variant, [])
+        if not held or held[-1].numel() < size:
+            held.append(torch.zeros(max(size, 1), dtype=torch.uint8, device=self.device))
+        return held[-1]
+
+    def _example(self, streams: int, draft_tokens: int) -> Problem:
+        """A problem of that shape, of which only what the host knows matters."""
+        tokens, options = streams * draft_tokens, {"device": self.device}
+        pool = self.token_to_kv_pool.get_key_buffer(self.first_layer)
+        indices = torch.zeros(1, dtype=torch.int64, **options)
+        return make_problem(
+            torch.empty(tokens, self.num_head, pool.shape[-1], dtype=pool.dtype, **options), pool,
+            qo_indptr=self.qo_indptr64[:1].expand(streams + 1).contiguous(),
+            kv_indptr=self.kv_indptr64[:1].expand(streams + 1).contiguous(), kv_indices=indices,
+            prefix_lens=torch.zeros(streams, dtype=torch.int32, **options),
+            draft_kv=torch.empty(tokens, 1, pool.shape[-1], dtype=pool.dtype, **options),
+            mask=torch.zeros(1, dtype=torch.uint8, **options),
+            mask_indptr=torch.zeros(streams + 1, dtype=torch.int64, **options), mask_layout="full",
+            scale=1.0, max_q=draft_tokens, max_prefix=self.max_context_len, check_values=False)  # fmt: skip
+
+    def _probe(self) -> Built | None:
+        """Choose and load what one request would run, so that what cannot run ends the server at its start."""
+        if not self.num_draft_tokens:
+            log.warning("verify_attn: this server does not speculate, so there is no tree to verify; SGLang's kernels serve it all")
+            return None
+        self.probed_variant = self._plan(1, self.num_draft_tokens).variant
+        return from_release(cuda_object(self.probed_variant, torch.device(self.device)))
