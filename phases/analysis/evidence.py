@@ -18,6 +18,10 @@ units but not for long ones. So the product is kept for units and for blocks of 
 *minimum* over the block sizes that have at least `MIN_BLOCKS` blocks. If any of them is long enough for the dependence,
 that one alone is a test martingale and the minimum is below it. Block sizes grow with the run, as in batch means.
 
+What is known beforehand about such dependence, from a run of the same release in both arms, is used from the first unit on:
+evidence is raised to the power 1/dispersion, where `dispersion` (`power.dispersion`) is the variance of long blocks over
+that of independent units. A power in (0, 1] of a test martingale is a supermartingale (Jensen), so this never costs validity.
+
 **Assumptions.** Under the null the arms are exchangeable within a block given the past: same router policy, similar
 request mix, comparable request counts. Unequal counts make D skewed; `windows.py` closes a unit only when
 both arms have enough requests for the skew to be small.
@@ -30,16 +34,13 @@ increments; Johari et al., "Always valid inference" (Oper. Res. 2022), for A/B t
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 # λ is the log odds ratio of an exceedance divided by the design effect: 0.02 is a 2 % shift, 1.6 a crash.
 BETS = np.geomspace(0.02, 1.6, 9)
-MIN_BLOCKS = 20
+MIN_BLOCKS = 16
 SCALES = 10
-
-_LOG2 = math.log(2.0)
+MAX_STAKE = 15.0
 
 
 class SymmetricEvidence:
@@ -50,11 +51,21 @@ class SymmetricEvidence:
         scales: block sizes 1, 2, 4, … 2**(scales-1) units.
         min_blocks: blocks a size needs before it counts.
         bets: the λ grid, shape (J,).
+        dispersion: known variance inflation of long blocks, at least 1.
 
     Memory is `scales × J × lanes` floats whatever the length of the run.
     """
 
-    def __init__(self, lanes: int, *, scales: int = SCALES, min_blocks: int = MIN_BLOCKS, bets: np.ndarray = BETS) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        *,
+        scales: int = SCALES,
+        min_blocks: int = MIN_BLOCKS,
+        bets: np.ndarray = BETS,
+        dispersion: float = 1.0,
+    ) -> None:
+        self._power = 1.0 / max(1.0, dispersion)
         self._bets = np.asarray(bets, dtype=float)[:, None]
         self._min_blocks = min_blocks
         self._units = np.zeros(lanes, dtype=np.int64)
@@ -81,34 +92,44 @@ class SymmetricEvidence:
             closed: lanes for which a unit ended now, bool, shape (lanes,); all when absent.
             high: when the score is only known to lie in [score, high] (histogram buckets), its upper end.
         """
-        here = np.arange(len(self._units)) if closed is None else np.flatnonzero(closed)
-        if not len(here):
-            return
+        if closed is None or closed.all():
+            here: slice | np.ndarray = slice(None)  # all lanes in step, as in production: views instead of copies
+        else:
+            here = np.flatnonzero(closed)
         low = score[here]
         high = low if high is None else high[here]
         self._sum_low[here] += low
         self._sum_high[here] += high
         self._units[here] += 1
         for scale in range(len(self._above)):
-            low = self._pending_low[scale, here] = self._pending_low[scale, here] + low
-            high = self._pending_high[scale, here] = self._pending_high[scale, here] + high
-            ended = self._units[here] % (1 << scale) == 0
-            here, low, high = here[ended], low[ended], high[ended]
-            if not len(here):
+            units = self._units[here]
+            if not units.size:
                 return
             self._bet(scale, here, low, high)
-            self._pending_low[scale, here] = 0.0
-            self._pending_high[scale, here] = 0.0
+            if scale + 1 == len(self._above):
+                return
+            # The block now over waits in the next size until its sibling is over, too.
+            joined_low, joined_high = self._pending_low[scale, here] + low, self._pending_high[scale, here] + high
+            second = (units >> scale) % 2 == 0
+            self._pending_low[scale, here] = np.where(second, 0.0, joined_low)
+            self._pending_high[scale, here] = np.where(second, 0.0, joined_high)
+            if second.all():
+                low, high = joined_low, joined_high if high is not low else joined_low
+            elif not second.any():
+                return
+            else:
+                here = (np.arange(len(self._units)) if isinstance(here, slice) else here)[second]
+                exact = high is low
+                low, high = joined_low[second], joined_high[second]
+                high = low if exact else high
 
-    def _bet(self, scale: int, here: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-        whole = len(here) == len(self._units)
-        index = slice(None) if whole else here
-        stake = self._bets * low
-        above = _log_factor(stake)
+    def _bet(self, scale: int, here: slice | np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+        stake = _stake(self._bets, low)
+        above = np.log1p(np.tanh(stake))
         # 1 - tanh(x) = (1 + tanh(x)) exp(-2x): one transcendental serves both sides when the score is exact.
-        below = above - 2 * stake if high is low or np.array_equal(low, high) else _log_factor(-self._bets * high)
-        self._above[scale][:, index] += above
-        self._below[scale][:, index] += below
+        below = above - 2 * stake if high is low else np.log1p(np.tanh(-_stake(self._bets, high)))
+        self._above[scale][:, here] += above
+        self._below[scale][:, here] += below
 
     def log_evidence(self) -> tuple[np.ndarray, np.ndarray]:
         """Natural logs of the evidence that the true ratio lies above, and below, each lane's candidate; (lanes,) each."""
@@ -118,14 +139,14 @@ class SymmetricEvidence:
             active = (self._units >> scale) >= self._min_blocks if scale else np.ones(len(self._units), dtype=bool)
             if not active.any():
                 break
-            above = np.where(active, np.minimum(above, _log_mean_exp(self._above[scale])), above)
-            below = np.where(active, np.minimum(below, _log_mean_exp(self._below[scale])), below)
+            above = np.where(active, np.minimum(above, _log_mean_exp(self._above[scale] * self._power)), above)
+            below = np.where(active, np.minimum(below, _log_mean_exp(self._below[scale] * self._power)), below)
         return above, below
 
 
-def _log_factor(stake: np.ndarray) -> np.ndarray:
-    """log(1 + tanh(stake)), without overflow for huge stakes."""
-    return _LOG2 - np.logaddexp(0.0, -2.0 * stake)
+def _stake(bets: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """λ D, clipped where tanh has long reached ±1: an odd function of D, so symmetry and validity are kept."""
+    return np.minimum(np.maximum(bets * score, -MAX_STAKE), MAX_STAKE)
 
 
 def _log_mean_exp(values: np.ndarray) -> np.ndarray:

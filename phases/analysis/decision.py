@@ -1,0 +1,94 @@
+"""What a sequential test concluded at a look, with exactly the quantities it tested (DESIGN §5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from phases.results import Measurement
+from phases.verdict import Verdict
+
+
+class Outcome(Enum):
+    """Where a test stands. CONTINUE asks for more data; it becomes INCONCLUSIVE at the deadline."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    CONTINUE = "CONTINUE"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+    @property
+    def verdict(self) -> Verdict:
+        """As a gate sees it: a test that has not decided is inconclusive."""
+        return Verdict.INCONCLUSIVE if self is Outcome.CONTINUE else Verdict[self.name]
+
+    @property
+    def final(self) -> bool:
+        return self is not Outcome.CONTINUE
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One look at one metric.
+
+    Attributes:
+        outcome: PASS, FAIL, CONTINUE or INCONCLUSIVE.
+        metric: ttft, itl, e2e, tpot, 5xx …
+        statistic: p95, mean, excess_rate.
+        reason: one sentence a reviewer understands.
+        estimate, low, high: of the quantity tested (a ratio canary/control, or an excess rate); None when unknown.
+        threshold: what the bound is compared with, 1 + margin for a ratio.
+        n: requests used of the smaller arm.
+        counts: requests used, dropped and failed, by arm.
+        confidence: of the interval at all looks together.
+        at: time of the look, seconds on the observations' clock.
+        since: time at which PASS or FAIL was first reached; None before.
+        started: time of the first observation.
+        unit: of estimate and interval, "ratio" or "rate".
+        source: where the observations came from.
+    """
+
+    outcome: Outcome
+    metric: str
+    statistic: str
+    reason: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    threshold: float | None = None
+    n: int = 0
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    confidence: float | None = None
+    at: float | None = None
+    since: float | None = None
+    started: float | None = None
+    unit: str = "ratio"
+    source: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.outcome.verdict
+
+    @property
+    def seconds_to_decide(self) -> float | None:
+        """From the first observation to PASS or FAIL."""
+        return None if self.since is None or self.started is None else self.since - self.started
+
+    def to_json(self) -> dict[str, Any]:
+        row = dataclasses.asdict(self)
+        return {**row, "outcome": self.outcome.value, "seconds_to_decide": self.seconds_to_decide}
+
+    def measurement(self) -> Measurement:
+        """The same as a record of results.json."""
+        return Measurement(
+            metric=f"{self.metric}_{self.statistic}",
+            estimate=self.estimate,
+            low=self.low,
+            high=self.high,
+            n=self.n,
+            unit=self.unit,
+            source=self.source,
+            detail=self.to_json(),
+        )

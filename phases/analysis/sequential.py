@@ -1,0 +1,191 @@
+"""The sequential test of one metric: feed observations, look whenever you like.
+
+    test = SequentialTest(TestSettings(metric="ttft", quantile=0.95, margin=0.05))
+    test.observe("canary", t=12.3, value=0.041, status=200)
+    test.observe("control", t=12.4, value=0.039, status=200)
+    decision = test.look(now=20.0)
+
+The decision is one of non-inferiority: PASS when the upper bound of the slowdown is under 1 + margin, FAIL when the lower
+bound is over it, CONTINUE otherwise, INCONCLUSIVE at the deadline. The bounds hold at all looks together (`evidence`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from phases.analysis.cells import Cell, CellPairs
+from phases.analysis.decision import Decision, Outcome
+from phases.analysis.scores import MeanScore, QuantileScore
+from phases.analysis.settings import TestSettings, candidate_ratios
+from phases.analysis.sketch import FLOOR
+from phases.errors import AnalysisError
+
+MAX_LATE = 0.01  # share of observations that may arrive after their cell was closed without spoiling a PASS
+
+
+class SequentialTest:
+    """An always-valid test of canary against control on request records.
+
+    Args:
+        settings: what is compared and how strictly.
+        source: where the observations come from, for the record.
+
+    Memory does not grow with the length of the run: observations are kept until the next look only.
+    """
+
+    def __init__(self, settings: TestSettings, *, source: str = "") -> None:
+        self.settings, self._source = settings, source
+        self._pairs = CellPairs(cell=settings.cell, window=settings.window, settle=settings.settle)
+        self._ratios = candidate_ratios(settings.threshold)
+        self._log_ratios = np.log(self._ratios)
+        lanes = len(self._ratios)
+        if settings.quantile is None:
+            self._score = MeanScore(self._log_ratios, dispersion=settings.dispersion)
+        else:
+            self._score = QuantileScore(settings.quantile, lanes, dispersion=settings.dispersion)
+        self._reached: tuple[Outcome, float] | None = None
+        self._deadline_passed = False
+
+    def observe(self, arm: str, t: float, value: float, status: int = 200) -> None:
+        """Hand in one request that *completed* at `t` seconds; see `observe_many`."""
+        self.observe_many(arm, [t], [value], [status])
+
+    def observe_many(
+        self, arm: str, t: Sequence[float], value: Sequence[float], status: Sequence[int] | None = None
+    ) -> None:
+        """Hand in requests of one arm, shape (n,) each: completion time (s), value (s for a latency), HTTP status.
+
+        Requests that did not succeed have no latency: they are counted as failed and belong to `counts.ErrorTest`.
+
+        Raises:
+            AnalysisError: unknown arm; a value that is NaN, infinite or negative; a clock that goes back.
+        """
+        times, values = np.asarray(t, dtype=float), np.asarray(value, dtype=float)
+        if times.shape != values.shape or times.ndim != 1:
+            raise AnalysisError(f"{times.shape} times do not match {values.shape} values.", hint="Give two flat lists.")
+        if status is not None:
+            succeeded = (np.asarray(status) >= 200) & (np.asarray(status) < 300)
+            if arm in self._pairs.arms:
+                self._pairs.arms[arm].failed += int(len(times) - np.count_nonzero(succeeded))
+            times, values = times[succeeded], values[succeeded]
+        wrong = ~np.isfinite(values) | (values < 0)
+        if wrong.any():
+            raise AnalysisError(
+                f"{self.settings.metric} of the {arm} at t={times[wrong][0]:g} is {values[wrong][0]}: not a latency.",
+                hint="Drop requests without a value, or give their status.",
+            )
+        self._pairs.add(arm, times, values)
+
+    def ignore(self, start: float, end: float) -> None:
+        """Leave out [start, end) in both arms, such as a warm-up known to the caller."""
+        self._pairs.ignore(start, end)
+
+    def look(self, now: float) -> Decision:
+        """Close the cells that ended by `now` and say where the test stands. FAIL is final; PASS may still turn to FAIL."""
+        if not math.isfinite(now):
+            raise AnalysisError(f"the time of the look is {now}.", hint="Give seconds.")
+        for cell in self._pairs.close(now):
+            self._fold(cell)
+        return self._decide(now)
+
+    def finish(self, now: float) -> Decision:
+        """The last look: what is undecided is INCONCLUSIVE."""
+        self._deadline_passed = True
+        return self.look(now)
+
+    def _fold(self, cell: Cell) -> None:
+        if cell.resumed:
+            self._score.drop_open_unit()
+        if cell.ignored:
+            return
+        canary, control = (np.log(np.maximum(part, FLOOR)) * self.settings.sign for part in (cell.canary, cell.control))
+        if isinstance(self._score, MeanScore):
+            self._score.fold(canary.sum(), len(canary), control.sum(), len(control))
+            return
+        threshold = self._score.log_threshold
+        if np.isfinite(threshold[0]):
+            # Bin k holds the values over exactly the first k candidate thresholds, which ascend with the ratio.
+            bins = np.bincount(np.searchsorted(self._log_ratios, canary - threshold[0]), minlength=len(self._ratios) + 1)
+            over = len(canary) - np.cumsum(bins)[:-1]
+            self._score.fold(over, np.array([len(canary)]), np.array([np.count_nonzero(control > threshold[0])]),
+                             np.array([len(control)]))  # fmt: skip
+        self._score.learn(control, cell.seconds)
+
+    def _decide(self, now: float) -> Decision:
+        settings, started = self.settings, self._pairs.started
+        above, below = self._score.evidence.log_evidence()
+        needed = -math.log(settings.alpha)
+        here = int(np.searchsorted(self._ratios, settings.threshold))
+        if above[here] >= needed and not (self._reached and self._reached[0] is Outcome.FAIL):
+            self._reached = (Outcome.FAIL, now)
+        spoiled = self._spoiled(now)
+        if below[here] >= needed and not spoiled and not self._reached:
+            self._reached = (Outcome.PASS, now)
+        over = settings.deadline is not None and started is not None and now - started >= settings.deadline
+        self._deadline_passed = self._deadline_passed or over
+        outcome = self._reached[0] if self._reached else Outcome.INCONCLUSIVE if self._deadline_passed else Outcome.CONTINUE
+        if outcome is Outcome.PASS and spoiled:
+            outcome = Outcome.INCONCLUSIVE if self._deadline_passed else Outcome.CONTINUE
+        low, high = _bound(self._ratios, above >= needed, -1), _bound(self._ratios, below >= needed, 0)
+        arms = self._pairs.arms
+        return Decision(
+            outcome=outcome,
+            metric=settings.metric,
+            statistic=settings.statistic,
+            reason=self._reason(outcome, low, high, spoiled),
+            estimate=self._estimate(),
+            low=low,
+            high=high,
+            threshold=settings.threshold,
+            n=min(arm.used for arm in arms.values()),
+            counts={name: arm.accounts() for name, arm in arms.items()},
+            confidence=1.0 - 2.0 * settings.alpha,
+            at=now,
+            since=self._reached[1] if self._reached and outcome is self._reached[0] else None,
+            started=started,
+            source=self._source,
+        )
+
+    def _spoiled(self, now: float) -> str:
+        """Why the data cannot support a PASS, or an empty text."""
+        for name, arm in self._pairs.arms.items():
+            if arm.used < self.settings.min_samples:
+                return f"{name} has {arm.used} of the {self.settings.min_samples} requests that are needed"
+            if arm.late > MAX_LATE * (arm.used + arm.late):
+                return f"{arm.late} observations of the {name} came too late for their window"
+            if arm.lowest == arm.highest:
+                return f"all values of the {name} equal {arm.lowest:g}: a stuck source proves nothing"
+        silent = self._pairs.silent(now)
+        return f"{silent} is silent" if silent else ""
+
+    def _reason(self, outcome: Outcome, low: float | None, high: float | None, spoiled: str) -> str:
+        limit = f"{self.settings.threshold:g}"
+        if outcome is Outcome.FAIL:
+            bound = f"{low:.3f}" if low is not None and low >= self.settings.threshold else limit
+            return f"the slowdown is at least {bound}, over the limit of {limit}"
+        if outcome is Outcome.PASS:
+            bound = f"{high:.3f}" if high is not None and high <= self.settings.threshold else limit
+            return f"the slowdown is at most {bound}, within the limit of {limit}"
+        if spoiled:
+            return spoiled
+        span = f"between {low or 0:.3f} and {'unknown' if high is None else f'{high:.3f}'}"
+        return f"the slowdown is {span}, the limit {limit} not excluded yet"
+
+    def _estimate(self) -> float | None:
+        """The candidate ratio at which the scores balance, interpolated in log."""
+        total = self._score.evidence.total
+        if not self._score.evidence.units[0] or total[0] <= 0 or total[-1] >= 0:
+            return None
+        after = int(np.argmax(total < 0))
+        before = after - 1
+        share = total[before] / (total[before] - total[after])
+        return float(np.exp(self._log_ratios[before] + share * (self._log_ratios[after] - self._log_ratios[before])))
+
+
+def _bound(ratios: np.ndarray, excluded: np.ndarray, which: int) -> float | None:
+    """The last (-1) or first (0) excluded ratio: evidence is monotone in the ratio, so the excluded ones are one side."""
+    places = np.flatnonzero(excluded)
+    return float(ratios[places[which]]) if len(places) else None
