@@ -1,0 +1,144 @@
+"""Charts of a report as SVG text that takes its colours from the page, so that light, dark and print all read well."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+# Drawn in these, then replaced by the page's CSS variables.
+_INK, _MUTED, _GRID, _PAPER = "#010101", "#020202", "#030303", "#fdfdfd"
+_SERIES = ("#040404", "#050505", "#060606", "#070707")
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--rule", _PAPER: "--paper",
+              **{color: f"--series-{i}" for i, color in enumerate(_SERIES)}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """One dot with its interval on a row or at a time."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+
+
+def interval_strip(point: Point, threshold: float | None, label: str) -> str:
+    """A rule at a glance: dot and whisker against the threshold's line, 240 by 28 pixels."""
+    values = [v for v in (point.estimate, point.low, point.high, threshold) if v is not None and math.isfinite(v)]
+    low, high = min(values), max(values)
+    margin = (high - low) * 0.15 or abs(high) * 0.1 or 1.0
+    scale = lambda v: 6 + 228 * (v - low + margin) / (high - low + 2 * margin)  # noqa: E731
+    left = scale(point.low) if point.low is not None else 2.0
+    right = scale(point.high) if point.high is not None else 238.0
+    limit = "" if threshold is None else f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="2" y2="26"/>'
+    return (
+        f'<svg class="strip" viewBox="0 0 240 28" role="img" aria-label="{escape(label, quote=True)}">{limit}'
+        f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="14" y2="14"/><circle cx="{scale(point.estimate):.1f}" cy="14" r="4.5"/></svg>'
+    )
+
+
+def dot_rows(rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel: str, title: str, reference: float | None = None) -> str:
+    """Cases down, value across (log scale): one dot with whisker a series, such as the speedup of each case."""
+    names = list(dict.fromkeys(name for _, points in rows for name, _ in points))
+    with _figure(7.2, 0.9 + 0.3 * len(rows)) as (figure, axes):
+        for color, name in zip(_SERIES * len(names), names):
+            points = [(y, p) for y, (_, series) in enumerate(rows) for n, p in series if n == name]
+            x = [p.estimate for _, p in points]
+            errors = [[max(0.0, p.estimate - (p.estimate if p.low is None else p.low)) for _, p in points],
+                      [max(0.0, (p.estimate if p.high is None else p.high) - p.estimate) for _, p in points]]  # fmt: skip
+            axes.errorbar(x, [y for y, _ in points], xerr=errors, fmt="o", color=color, label=name, markersize=5, elinewidth=1.4)
+        if reference is not None:
+            axes.axvline(reference, color=_MUTED, linewidth=1.2, linestyle="--")
+        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axes.invert_yaxis()
+        _logarithmic(axes.xaxis, axes.set_xscale, [p.estimate for _, s in rows for _, p in s])
+        axes.set_xlabel(xlabel)
+        if len(names) > 1:
+            axes.legend(loc="best", frameon=False)
+    return _svg(figure, title)
+
+
+def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
+    """Measured time against the floor of each case, both in microseconds, log-log; on the diagonal nothing is left to win.
+
+    Args:
+        points: series name, floor in seconds, median in seconds.
+    """
+    with _figure(5.6, 4.4) as (figure, axes):
+        names = list(dict.fromkeys(name for name, _, _ in points))
+        for color, name in zip(_SERIES * len(names), names):
+            axes.plot([f * 1e6 for n, f, _ in points if n == name], [t * 1e6 for n, _, t in points if n == name], "o", color=color, label=name, markersize=5)
+        ends = [min(f for _, f, _ in points) * 1e6, max(t for _, _, t in points) * 1e6]
+        for factor, style in ((1, "-"), (2, "--"), (10, ":")):
+            axes.plot(ends, [end * factor for end in ends], style, color=_MUTED, linewidth=1, label="floor" if factor == 1 else f"{factor}x floor")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("floor (µs)")
+        axes.set_ylabel("measured (µs)")
+        axes.legend(loc="best", frameon=False, fontsize=8)
+    return _svg(figure, title)
+
+
+def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str) -> str:
+    """Estimate and confidence band over a bake, with the margin and the moment of decision. Times in seconds."""
+    with _figure(7.2, 3.2) as (figure, axes):
+        low = [math.nan if p.low is None else p.low for p in points]
+        high = [math.nan if p.high is None else p.high for p in points]
+        axes.fill_between(times, low, high, color=_SERIES[0], alpha=0.22, linewidth=0, label="confidence band")
+        axes.plot(times, [p.estimate for p in points], color=_SERIES[0], label="canary / control")
+        axes.axhline(margin, color=_SERIES[1], linewidth=1.2, linestyle="--", label="margin")
+        axes.axhline(1.0, color=_MUTED, linewidth=0.8)
+        if decided_at is not None:
+            axes.axvline(decided_at, color=_INK, linewidth=1, linestyle=":", label=f"decided at {decided_at:.0f} s")
+        axes.set_xlabel("seconds since the bake began")
+        axes.set_ylabel(ylabel)
+        axes.legend(loc="best", frameon=False, fontsize=8)
+    return _svg(figure, title)
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[tuple[Any, Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    style = {
+        "svg.fonttype": "none", "svg.hashsalt": "phasegate", "font.family": "sans-serif", "font.size": 9, "text.color": _INK,
+        "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "axes.facecolor": "none", "figure.facecolor": "none", "xtick.color": _MUTED,
+        "ytick.color": _MUTED, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "grid.color": _GRID, "axes.grid": True, "axes.axisbelow": True,
+        "axes.spines.top": False, "axes.spines.right": False, "grid.linewidth": 0.6, "legend.facecolor": "none",
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def _logarithmic(axis: Any, set_scale: Any, values: Sequence[float]) -> None:
+    """A log axis labelled in plain numbers, when the values span enough of one."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if not values or min(values) <= 0 or max(values) / min(values) < 3:
+        return
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _svg(figure: Any, title: str) -> str:
+    """The figure as an accessible <svg> element, without fixed size, colours from the page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg class="chart" viewBox="\1" role="img" aria-label="{escape(title, quote=True)}">', text, count=1, flags=re.DOTALL)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
+    return text

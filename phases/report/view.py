@@ -1,0 +1,128 @@
+"""Everything a report shows, gathered from the ledger once so that the page itself is pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from phases.gates.outcome import GateOutcome
+from phases.ledger import checkpoint as cp
+from phases.ledger.approvals import Review, review_state
+from phases.results import Results
+
+if TYPE_CHECKING:
+    from phases.ledger.checkpoint import Approval, Checkpoint, Draft
+    from phases.ledger.ledger import Ledger
+
+TABLE_SUFFIX = ".txt"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs from the last approved checkpoint of the same phase.
+
+    Attributes:
+        against: its name.
+        source: `git diff --stat` between the two source commits, or why there is none.
+        environment: fact, its value then, its value now; only those that differ.
+        benchmark: results of that checkpoint, for a comparison case by case.
+    """
+
+    against: str
+    source: str
+    environment: tuple[tuple[str, str, str], ...]
+    benchmark: Results
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """One checkpoint as a reviewer sees it."""
+
+    title: str
+    phase: str
+    kernel: str
+    gate: GateOutcome
+    results: Results
+    manifest: dict[str, Any]
+    tables: dict[str, str]
+    digest: str = ""  # empty inside the checkpoint itself, whose digest covers this page
+    review: str = ""
+    approvals: tuple[Approval, ...] = ()
+    change: Change | None = None
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_required: bool) -> ReportView:
+    """The view of a recorded checkpoint.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
+        ValueError: results.json or gate.json are of another schema.
+    """
+    files = ledger.files(checkpoint)
+    approvals = ledger.approvals(checkpoint)
+    state = review_state(checkpoint, approvals, required=review_required)
+    return dataclasses.replace(
+        _view(checkpoint.name, files, checkpoint.manifest),
+        digest=checkpoint.digest,
+        review="" if state is Review.NOT_NEEDED else state.value,
+        approvals=tuple(approvals),
+        change=_change(ledger, checkpoint.phase, checkpoint.manifest, before=checkpoint.number),
+    )
+
+
+def view_of_draft(ledger: Ledger, draft: Draft, author: str) -> ReportView:
+    """The view of a checkpoint about to be recorded: no number, digest or approval yet."""
+    manifest = json.loads(cp.manifest_of(draft, 0, author, None))
+    view = _view(f"{draft.phase} {draft.verdict.value}", draft.files, manifest)
+    return dataclasses.replace(view, change=_change(ledger, draft.phase, manifest, before=None))
+
+
+def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:
+    tables = {name: data.decode(errors="replace") for name, data in sorted(files.items()) if name.endswith(TABLE_SUFFIX)}
+    return ReportView(
+        title=title,
+        phase=manifest["phase"],
+        kernel=manifest["kernel"],
+        gate=GateOutcome.from_json(json.loads(files[cp.GATE])),
+        results=Results.from_json(json.loads(files[cp.RESULTS])),
+        manifest=manifest,
+        tables=tables,
+        provenance=json.loads(files.get(cp.PROVENANCE, b"{}")),
+    )
+
+
+def _change(ledger: Ledger, phase: str, manifest: dict[str, Any], before: int | None) -> Change | None:
+    earlier = [c for c in ledger.checkpoints() if c.phase == phase and c.verdict.advances and (before is None or c.number < before)]
+    for candidate in reversed(earlier):
+        if review_state(candidate, ledger.approvals(candidate), required=True) is Review.APPROVED:
+            break
+    else:
+        return None
+    old = Results.from_json(json.loads(ledger.files(candidate)[cp.RESULTS]))
+    return Change(candidate.name, _source_change(ledger, candidate.manifest, manifest), _environment_change(candidate.manifest, manifest), old)
+
+
+def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> str:
+    a, b = old["source"].get("commit"), new["source"].get("commit")
+    if not a or not b:
+        return "one of the two has no source commit"
+    if a == b:
+        return "same commit" + (", with uncommitted changes" if new["source"].get("dirty") else "")
+    stat = ledger.git.attempt("diff", "--stat=90", "--no-color", a, b)
+    return stat if stat is not None else f"commit {a[:12]} is not in this clone"
+
+
+def _environment_change(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    a, b = _flat(old.get("facts", {})), _flat(new.get("facts", {}))
+    return tuple((key, a.get(key, "-"), b.get(key, "-")) for key in sorted({*a, *b}) if a.get(key) != b.get(key))
+
+
+def _flat(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, dict):
+        return {k: v for key, child in value.items() for k, v in _flat(child, f"{path}.{key}" if path else str(key)).items()}
+    if isinstance(value, list):
+        return {path: json.dumps(value, sort_keys=True)[:200]}
+    return {path: str(value)}
