@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,9 +88,16 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: di
             table.add_row(*(Text(str(cell), style=(styles or {}).get(str(cell), "")) for cell in row))
         Console().print(table)
         return
-    widths = [max(len(str(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
-    for row in [columns, *rows]:
-        click.echo("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = [line for row in [columns, *rows] for line in _wrapped(row)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _wrapped(row: Sequence[str], width: int = 56) -> list[tuple[str, ...]]:
+    """A row as the lines it takes when no cell is wider than `width`."""
+    cells = [textwrap.wrap(str(cell), width, break_on_hyphens=False) or [""] for cell in row]
+    return list(itertools.zip_longest(*cells, fillvalue=""))
 
 
 STYLES = {

@@ -56,7 +56,7 @@ def build(run: PhaseRun) -> Step:
         from phases.kernel import build as kernel_build
 
         facts = context.facts[LOOK]
-        records = kernel_build.build(run.kernel, facts["archs"], build_cache(), context.progress)
+        records = kernel_build.build(run.kernel, facts["archs"], build_cache(run.kernel), context.progress)
         skipped = tuple(BuildRecord("-", arch, ok=False, reason=f"skipped: {why}") for arch, why in facts["skipped"].items())
         failed = [record for record in records if not record.ok]
         if records and len(failed) == len(records):
@@ -143,10 +143,14 @@ def architectures(run: PhaseRun) -> list[str]:
     return [arch for arch in (settings.architectures or run.kernel.architectures) if arch not in settings.optional_architectures]
 
 
-def build_cache() -> Path:
-    """Where compiled objects are kept between runs and repositories."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "phasegate" / "build"
+def build_cache(kernel: contract.Kernel) -> Path:
+    """Where a kernel's objects are kept between runs: $<PACKAGE>_CACHE, else <package> in the user's cache directory.
+
+    A kernel that loads its objects by itself looks there too, so what is proved is what was built.
+    """
+    named = os.environ.get(f"{kernel.package.upper().replace('.', '_')}_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else base / kernel.package
 
 
 def choose_device(settings: BuildParitySettings) -> str:

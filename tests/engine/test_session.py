@@ -1,0 +1,161 @@
+"""A whole run: what it leaves, how it resumes, and that a kill at any record changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+
+import pytest
+
+from phases.engine.closing import ledger_of
+from phases.errors import Exit, JournalError, LockedError, PhaseError, UsageError
+from phases.ledger.verify import verify_ledger
+
+
+def test_a_run_leaves_a_verified_checkpoint_and_an_untouched_tree(repository):
+    before = repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD")
+    outcome = repository.run()
+    assert (outcome.code, outcome.verdict.value) == (Exit.WAITING_FOR_REVIEW, "PASS")
+    ledger = ledger_of(repository.playbook)
+    (checkpoint,) = ledger.checkpoints()
+    assert checkpoint.digest == outcome.checkpoint["digest"] and not verify_ledger(ledger)
+    assert {"results.json", "gate.json", "table.txt", "manifest.json"} <= set(ledger.files(checkpoint))
+    assert checkpoint.manifest["facts"]["device"] == "none"
+    assert (repository.git("status", "--porcelain"), repository.git("rev-parse", "HEAD")) == before
+
+
+def test_a_failing_gate_is_recorded_and_exits_4(repository):
+    repository.write_playbook(variant="nobody")
+    outcome = repository.run()
+    assert outcome.code in (Exit.GATE_FAILED, Exit.INCONCLUSIVE)
+    (checkpoint,) = ledger_of(repository.playbook).checkpoints()
+    assert checkpoint.verdict is outcome.verdict
+
+
+def test_without_review_a_pass_exits_0(repository):
+    repository.write_playbook(review="none")
+    assert repository.run().code is Exit.PASSED
+
+
+def test_attempts_are_numbered(repository):
+    assert [repository.run().run_id for _ in range(3)] == [f"light-build-parity-{n:04d}" for n in (1, 2, 3)]
+    assert len(ledger_of(repository.playbook).checkpoints()) == 3
+
+
+def test_resuming_a_finished_run_changes_nothing(repository):
+    first = repository.run()
+    assert repository.run(resume=True) == first
+    assert len(ledger_of(repository.playbook).checkpoints()) == 1
+
+
+def test_nothing_to_resume_is_said(repository):
+    with pytest.raises(UsageError, match="no run of build-parity"):
+        repository.run(resume=True)
+
+
+@pytest.mark.parametrize("file", ["mine/contract.py", "playbook.yaml"])
+def test_a_run_is_not_resumed_on_other_content(repository, file):
+    _killed(repository, 4, "after")
+    with (repository.path / file).open("a") as handle:
+        handle.write("\n# changed\n")
+    with pytest.raises(JournalError, match="changed since it started"):
+        repository.run(resume=True)
+    assert ledger_of(repository.playbook).checkpoints() == []
+
+
+def test_an_altered_journal_is_not_resumed(repository):
+    _killed(repository, 6, "after")
+    journal = next((repository.path / ".phase" / "runs").glob("*/journal.jsonl"))
+    journal.write_text(journal.read_text().replace("lucky", "unlucky"))
+    with pytest.raises(JournalError, match="altered"):
+        repository.run(resume=True)
+
+
+def test_a_second_run_at_once_is_locked_out_and_changes_nothing(repository):
+    seen = []
+
+    def second(moment, record):
+        if record.event == "step-started" and moment == "after" and not seen:
+            with pytest.raises(LockedError) as caught:
+                repository.run()
+            seen.append(caught.value)
+
+    repository.run(on_record=second)
+    assert seen[0].exit_code is Exit.LOCKED and str(os.getpid()) in str(seen[0])
+    assert len(ledger_of(repository.playbook).checkpoints()) == 1
+
+
+def test_a_mistake_in_a_script_leaves_a_resumable_run_and_no_checkpoint(repository):
+    with pytest.raises(KeyError):
+        repository.run(script="tests.engine.light_phase:failing_phase")
+    assert ledger_of(repository.playbook).checkpoints() == []
+    repository.run()  # the lock is free
+
+
+def test_state_that_cannot_be_written_is_one_clear_error(repository):
+    (repository.path / ".phase").write_text("in the way")
+    with pytest.raises(PhaseError, match="cannot keep the state of runs"):
+        repository.run()
+
+
+# ---- kill -9 at every record ---------------------------------------------------------------------------------------------
+
+RECORDS = 12  # run-started, two for each of five steps, run-finished; test_the_records_are_all_there keeps this true
+
+
+def test_the_records_are_all_there(repository):
+    seen = []
+    repository.run(on_record=lambda moment, record: seen.append((moment, record.event)))
+    assert len(seen) == 2 * RECORDS
+
+
+def _killed(repository, number, moment):
+    """Run in a process of its own that gets SIGKILL at a record: before it is written, after, or with half of it written."""
+    child = os.fork()
+    if child == 0:
+        try:
+            repository.run(on_record=lambda at, record: _die(repository, at, record.number, number, moment))
+        except BaseException:
+            traceback.print_exc()
+        os._exit(99)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def _die(repository, at, record, number, moment):
+    if record != number or (at == "after") != (moment == "after"):
+        return
+    if moment == "torn":
+        journal = next((repository.path / ".phase" / "runs").glob("*/journal.jsonl"))
+        with journal.open("ab") as handle:
+            handle.write(b'{"at": 1.0, "data": {"step')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", ["before", "torn", "after"])
+@pytest.mark.parametrize("number", range(RECORDS))
+def test_killed_at_any_record_it_resumes_to_the_same_checkpoint(repository, number, moment):
+    _killed(repository, number, moment)
+    ledger = ledger_of(repository.playbook)
+    at_kill = ledger.checkpoints()
+    measured = _measured(repository)
+    notices = []
+    outcome = repository.run(resume=True, notice=notices.append)
+    assert outcome.code is Exit.WAITING_FOR_REVIEW
+    assert any("took over the lock" in line for line in notices)
+    (checkpoint,) = ledger.checkpoints()
+    assert checkpoint.digest == outcome.checkpoint["digest"] and not verify_ledger(ledger)
+    assert [c.digest for c in at_kill] in ([], [checkpoint.digest])
+    if measured:  # what a finished step had measured is what the checkpoint holds
+        assert json.loads(ledger.files(checkpoint)["results.json"])["parity"] == measured
+    assert repository.run(resume=True) == outcome
+
+
+def _measured(repository):
+    """The parity records a finished step kept before the kill, or None."""
+    (run,) = (repository.path / ".phase" / "runs").glob("light-*")
+    text = (run / "journal.jsonl").read_text() if (run / "journal.jsonl").exists() else ""
+    finished = any('"step-finished"' in line and '"prove"' in line for line in text.splitlines())
+    return json.loads((run / "work" / "prove.json").read_text())["parity"] if finished else None
