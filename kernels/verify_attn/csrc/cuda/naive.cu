@@ -13,6 +13,7 @@ using namespace va;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumnsPerThread = 4;  // output columns a thread can own: latent_dim <= 1024
+constexpr int kSumKeys = 128;         // keys of an inner sum
 
 __device__ float warp_sum(float x) {
   for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(~0u, x, step);
@@ -59,15 +60,20 @@ __device__ RowState softmax_row(float *scores, int keys, float *scratch) {
 template <typename T>
 __device__ void weighted_sum(const Params &p, const Stream &s, const float *weights, float factor, T *out) {
   float sum[kColumnsPerThread] = {};
-  for (int k = 0; k < s.keys(); ++k) {
-    const T *row = key_row<T>(p, s, k);
-    float w = weights[k];
-    if (w == 0.f) continue;  // hidden keys: whatever they hold does not reach this row
+  for (int begin = 0; begin < s.keys(); begin += kSumKeys) {
+    float part[kColumnsPerThread] = {};  // summed in two levels: one long fp32 sum over 16,384 keys loses digits
+    for (int k = begin; k < min(s.keys(), begin + kSumKeys); ++k) {
+      const T *row = key_row<T>(p, s, k);
+      float w = weights[k];
+      if (w == 0.f) continue;  // hidden keys: whatever they hold does not reach this row
 #pragma unroll
-    for (int c = 0; c < kColumnsPerThread; ++c) {
-      int d = threadIdx.x + c * kThreads;
-      if (d < p.latent_dim) sum[c] += w * to_float(row[d]);
+      for (int c = 0; c < kColumnsPerThread; ++c) {
+        int d = threadIdx.x + c * kThreads;
+        if (d < p.latent_dim) part[c] += w * to_float(row[d]);
+      }
     }
+#pragma unroll
+    for (int c = 0; c < kColumnsPerThread; ++c) sum[c] += part[c];
   }
 #pragma unroll
   for (int c = 0; c < kColumnsPerThread; ++c) {

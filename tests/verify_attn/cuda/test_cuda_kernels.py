@@ -1,0 +1,194 @@
+"""The CUDA variants on a real GPU: parity on the nasty shapes, the mask, graphs over changing batches, batch invariance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from verify_attn import cuda
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+if torch.cuda.is_available():  # the lab's inputs live on the GPU
+    from tests.verify_attn.cuda import lab
+    from tests.verify_attn.cuda.lab import Shape
+
+VARIANTS = list(cuda.variants())
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def shapes() -> dict[str, object]:
+    """Name -> shape; heads stay at 8 (one rank of TP8) unless the case is about heads."""
+    even = Shape.even
+    return {
+        "headline": even(8, 9, 1, 1024),
+        "sixteen_streams": even(8, 9, 16, 4096),
+        "full_mask": even(8, 9, 2, 100, mask="full"),
+        "empty_prefix": even(8, 9, 1, 0),
+        "short_prefix_one_node": even(8, 1, 3, 5, mask="qlen"),
+        "mixed_padded_page16": Shape(8, (9, 0, 17, 1, 33), (1000, 50, 15, 0, 4097), page=16, mask="full", wide=True, padding=5),
+        "page64_beside_chain": Shape(8, (9, 9, 9), (31, 32, 33), page=64, mask="causal", beside=True),
+        "page128_star": Shape(16, (65, 3), (700, 130), page=128, mask="qlen", tree="star"),
+        "page256_q257": Shape(8, (257, 9), (777, 5000), page=256),
+        "many_heads": even(64, 9, 1, 3000, mask="full", beside=True, wide=True),
+        "odd_heads_deep": Shape(5, (7, 8), (333, 444), tree="chain", padding=2),
+        "equal_scores": even(8, 9, 1, 2048, equal=True),
+        "large_logits": even(8, 9, 2, 2048, amplitude=8.0),
+        "ragged_forty": Shape(8, (9,) * 40, tuple(37 * i for i in range(40))),
+        "long": even(8, 9, 1, 40000),
+    }
+
+
+SHAPE_NAMES = ["headline", "sixteen_streams", "full_mask", "empty_prefix", "short_prefix_one_node", "mixed_padded_page16",
+               "page64_beside_chain", "page128_star", "page256_q257", "many_heads", "odd_heads_deep", "equal_scores",
+               "large_logits", "ragged_forty", "long"]
+
+
+def skip_refused(variant: str, problem) -> None:
+    reason = cuda.refuse(variant, problem)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SHAPE_NAMES)
+def test_parity(name, dtype, variant):
+    batch = lab.make_batch(replace(shapes()[name], dtype=dtype), seed=3)
+    skip_refused(variant, batch.problem)
+    expected = lab.reference(batch)
+    for splits in (0, 1, 3):
+        verdict = lab.try_variant(batch, variant, expected, num_splits=splits)
+        assert not verdict.why, f"{splits} splits: {verdict}"
+
+
+@pytest.mark.parametrize("variant", ["cuda_naive", "per_head"])
+def test_small_dimensions(variant):
+    batch = lab.make_batch(Shape(4, (9, 5), (100, 40), dtype=torch.float32, latent=64, rope=16))
+    verdict = lab.try_variant(batch, variant, lab.reference(batch))
+    assert not verdict.why, verdict
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_flipped_mask_bit_changes_exactly_its_row(variant):
+    batch = lab.make_batch(Shape.even(8, 9, 2, 50))
+    p = batch.problem
+    skip_refused(variant, p)
+    cuda.run(p, variant)
+    before = p.out.clone()
+    p.mask[4, 0] ^= 1  # row 4 of stream 0 and its root
+    cuda.run(p, variant)
+    changed = (before != p.out).flatten(1).any(1).nonzero().flatten().tolist()
+    assert changed == [4]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_that_see_nothing(variant):
+    batch = lab.make_batch(Shape.even(8, 9, 2, 0))
+    p = batch.problem
+    skip_refused(variant, p)
+    p.mask[3] = 0
+    lab.poison(p)
+    cuda.run(p, variant)
+    assert bool((p.out[3] == 0).all()) and bool((p.lse[3] == -torch.inf).all())
+    assert not bool(p.out.isnan().any())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nan_is_not_hidden(variant):
+    batch = lab.make_batch(Shape.even(8, 9, 2, 300))
+    p = batch.problem
+    skip_refused(variant, p)
+    p.kv_pool[p.kv_indices[123].long(), 5] = torch.nan  # a prefix key of stream 0: all its rows see it
+    cuda.run(p, variant)
+    assert bool(p.out[:9].isnan().any(-1).all()) and not bool(p.out[9:].isnan().any())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_broken_bounds_give_nan_not_a_crash(variant):
+    batch = lab.make_batch(Shape.even(8, 9, 2, 300), max_prefix=200)
+    p = batch.problem
+    skip_refused(variant, p)
+    cuda.run(p, variant)
+    torch.cuda.synchronize()
+    assert bool(p.out.isnan().all()) and bool(p.lse.isnan().all())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_graph_serves_shrinking_and_growing_batches(variant):
+    """Lengths, indptr, mask and page table change under one captured graph; each replay equals an eager run, bit by bit."""
+    largest = Shape(8, (9,) * 8, (6000, 1, 513, 4096, 77, 3000, 2999, 640))
+    held = lab.make_batch(largest, max_q=17, max_prefix=8192)
+    p = held.problem
+    skip_refused(variant, p)
+    workspace = cuda.make_workspace(p, variant)
+    graph = lab.graph_of([lambda: cuda.run(p, variant, workspace=workspace)])
+    batches = [((9,) * 8, largest.prefix), ((9, 9, 0, 0, 0, 0, 0, 0), (50, 7000, 0, 0, 0, 0, 0, 0)), ((0,) * 8, (0,) * 8),
+               ((1,) * 8, tuple(range(8))), ((17, 17, 17, 9, 9, 1, 1, 1), (8000, 20, 3, 100, 100, 1, 0, 31)), ((9,) * 8, largest.prefix)]
+    for seed, (q, prefix) in enumerate(batches):
+        now = lab.make_batch(Shape(8, q, prefix, padding=72 - sum(q)), seed=seed + 10, max_q=17, max_prefix=8192)
+        _load(p, now.problem)
+        lab.poison(p)
+        graph.replay()
+        expected = lab.reference(now)
+        rows = sum(q)
+        lab.poison(now.problem)
+        cuda.run(now.problem, variant)
+        assert torch.equal(p.out[:rows], now.problem.out[:rows]) and torch.equal(p.lse[:rows], now.problem.lse[:rows])
+        assert bool(p.out[rows:].isnan().all())
+        assert rows == 0 or not lab.judge(now, expected).why
+
+
+def _load(held, now) -> None:
+    """Copy a batch into the tensors a graph was captured with (the pool too: slots are the batch's own)."""
+    for name in ("q", "qo_indptr", "kv_indptr", "prefix_lens"):
+        getattr(held, name).copy_(getattr(now, name))
+    held.mask.zero_()
+    held.mask[:, :now.mask.shape[1]].copy_(now.mask)
+    for name in ("kv_pool", "kv_indices", "draft_slots"):
+        target, source = getattr(held, name), getattr(now, name)
+        assert source.shape[0] <= target.shape[0], name
+        target[:source.shape[0]].copy_(source)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_batch_invariant_mode(variant):
+    """With fixed chunks a stream's bits do not depend on the other streams, nor on the bounds."""
+    together = lab.make_batch(Shape(8, (9, 17, 9, 3), (5000, 100, 1023, 0)), chunk=1024, max_q=17, max_prefix=9000)
+    p = together.problem
+    skip_refused(variant, p)
+    expected = lab.reference(together)
+    verdict = lab.try_variant(together, variant, expected)
+    assert not verdict.why, verdict
+    first = 0
+    for b, q in enumerate(together.shape.q):
+        alone = _alone(p, b, first, q)
+        lab.poison(alone)
+        cuda.run(alone, variant)
+        assert torch.equal(alone.out, p.out[first:first + q]) and torch.equal(alone.lse, p.lse[first:first + q])
+        first += q
+
+
+def _alone(p, b: int, first: int, q: int):
+    """Stream b of a problem as a problem of its own, over the same pool."""
+    begin, end = int(p.kv_indptr[b]), int(p.kv_indptr[b + 1])
+    rows = slice(first, first + q)
+    return replace(p, q=p.q[rows].clone(), qo_indptr=p.qo_indptr.new_tensor([0, q]), kv_indptr=p.kv_indptr.new_tensor([0, end - begin]),
+                   kv_indices=p.kv_indices[begin:end].clone(), prefix_lens=p.prefix_lens[b:b + 1].clone(),
+                   draft_slots=p.draft_slots[rows].clone(), mask=p.mask[rows].clone(), out=p.out[rows].clone(),
+                   lse=p.lse[rows].clone(), max_q=q, max_prefix=int(p.prefix_lens[b]))
+
+
+def test_naive_refuses_what_its_score_row_cannot_hold():
+    batch = lab.make_batch(Shape.even(8, 9, 1, 65536))
+    assert "score row of 65545 keys" in cuda.refuse("cuda_naive", batch.problem)
+    assert cuda.refuse("per_head", batch.problem) == ""
+
+
+def test_auto_runs_and_names_its_choice():
+    batch = lab.make_batch(Shape.even(8, 9, 2, 700))
+    expected = lab.reference(batch)
+    assert cuda.run(batch.problem) in cuda.variants()
+    assert not lab.judge(batch, expected).why
