@@ -19,7 +19,7 @@ import numpy as np
 from phases.analysis.cells import Cell, CellPairs
 from phases.analysis.decision import Decision, Outcome
 from phases.analysis.scores import MeanScore, QuantileScore
-from phases.analysis.settings import TestSettings, candidate_ratios
+from phases.analysis.settings import HIGHER_IS_BETTER, TestSettings, candidate_ratios
 from phases.analysis.sketch import FLOOR
 from phases.errors import AnalysisError
 
@@ -43,7 +43,8 @@ class SequentialTest:
         self._log_ratios = np.log(self._ratios)
         lanes = len(self._ratios)
         if settings.quantile is None:
-            self._score = MeanScore(self._log_ratios, dispersion=settings.dispersion)
+            needed = 1 if settings.metric in HIGHER_IS_BETTER else 5  # those are one value per window already
+            self._score = MeanScore(self._log_ratios, needed=needed, dispersion=settings.dispersion)
         else:
             self._score = QuantileScore(settings.quantile, lanes, dispersion=settings.dispersion)
         self._reached: tuple[Outcome, float] | None = None
