@@ -1,5 +1,5 @@
 # make setup   make .venv with the toolkit and the kernel (again: no cost)
-# make run     take verify_attn through the phases of playbooks/local.yaml on this machine
+# make run     take verify_attn through the phases of playbooks/local.yaml on this machine, up to the next review
 # make test    run the tests
 PYTHON ?= python3
 VENV   := .venv
@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 # One word that changes when anything setup depends on changes: content, never mtimes.
 INPUTS := pyproject.toml constraints.txt kernels/verify_attn/pyproject.toml Makefile
+PLAYBOOK := playbooks/local.yaml
 
 .PHONY: setup run test
 
@@ -14,14 +15,24 @@ setup:
 	@want="$$(cat $(INPUTS) | sha256sum | cut -d' ' -f1)"; \
 	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$$want" ]; then \
 	  set -e; \
+	  echo "setting up $(VENV) (the first time takes a few minutes)"; \
 	  [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=68' wheel; \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[test]' -e kernels/verify_attn; \
 	  echo "$$want" > $(STAMP); \
 	fi
 
+# A gate that waits for review (exit 3) is where a run is meant to stop: the review is shown, and make succeeds.
+# On a machine where git knows nobody yet, this run (and nothing else) goes under the name of the login.
 run: setup
-	$(BIN)/phase run build-parity -p playbooks/local.yaml
+	@if ! git var GIT_COMMITTER_IDENT >/dev/null 2>&1; then \
+	  who="$${USER:-$$(id -un)}"; \
+	  echo "git does not know who you are; this run is recorded as $$who <$$who@localhost> (git config user.name, user.email)"; \
+	  export GIT_AUTHOR_NAME="$$who" GIT_AUTHOR_EMAIL="$$who@localhost" GIT_COMMITTER_NAME="$$who" GIT_COMMITTER_EMAIL="$$who@localhost"; \
+	fi; \
+	$(BIN)/phase run -p $(PLAYBOOK); code=$$?; \
+	if [ $$code -ne 3 ]; then exit $$code; fi; \
+	echo; $(BIN)/phase gate review -p $(PLAYBOOK)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -16,7 +16,7 @@ from phases.errors import UsageError
 FILES = {
     "kernel.yaml": "kernel.yaml",
     "playbook.yaml": "playbook.yaml",
-    "contract.py.txt": "NAME/contract.py",
+    "contract.py.txt": "src/NAME/contract.py",
     "README.md.txt": "README.md",
 }
 
@@ -47,7 +47,7 @@ def init(directory: Path, name: str | None, as_json: bool) -> None:
 
 def _scaffold(directory: Path, name: str) -> list[str]:
     targets = {template: target.replace("NAME", name) for template, target in FILES.items()}
-    targets["package"] = f"{name}/__init__.py"
+    targets["package"] = f"src/{name}/__init__.py"
     existing = sorted(target for target in targets.values() if (directory / target).exists())
     if existing:
         raise UsageError(f"{directory} already holds {', '.join(existing)}.", hint="Choose another directory; nothing was written.")

@@ -74,7 +74,9 @@ def run_phase(
 
 
 def kernel_digest(playbook: Playbook) -> str:
-    return source.content_digest(contract.load(playbook.kernel).root)
+    """Digest of kernel.yaml and of the files of the kernel's distribution: what a checkpoint's pass is good for."""
+    kernel = contract.load(playbook.kernel)
+    return source.content_digest(kernel.root, kernel.file.read_bytes())
 
 
 def _execute(

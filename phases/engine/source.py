@@ -6,10 +6,11 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from phases.errors import PhaseError, UsageError
+from phases.errors import PhaseError
+from phases.ledger.git import Git, repository_root
 
 _SKIPPED = {"__pycache__", "build", "dist", ".git", ".venv", ".phase", ".pytest_cache", ".hypothesis"}
-_SKIPPED_SUFFIXES = {".pyc", ".so", ".o"}
+_SKIPPED_SUFFIXES = {".pyc", ".so", ".o", ".md"}
 
 
 class SourceError(PhaseError):
@@ -17,31 +18,18 @@ class SourceError(PhaseError):
 
 
 def repository_of(path: Path) -> Path:
-    """Top of the git work tree that holds `path`. Raises UsageError outside of one."""
-    start = path if path.is_dir() else path.parent
-    answer = git(start, "rev-parse", "--show-toplevel")
-    if answer is None:
-        raise UsageError(f"{start} is not inside a git work tree.", hint="Checkpoints live in git: run `git init` there, or use a clone.")
-    return Path(answer)
+    """Top of the git work tree that holds `path`. Raises LedgerError outside of one."""
+    return repository_root(path if path.is_dir() else path.parent)
 
 
 def identity(repo: Path) -> str:
-    """Who git says is working here, as `Name <address>`.
-
-    Raises SourceError when git knows no identity: a checkpoint and an approval must name a person.
-    """
-    name, address = git(repo, "config", "user.name"), git(repo, "config", "user.email")
-    if not name or not address:
-        raise SourceError(
-            "git does not know who you are, and a checkpoint names who made it.",
-            hint="Run `git config user.name NAME` and `git config user.email ADDRESS` in the repository.",
-        )
-    return f"{name} <{address}>"
+    """Who git says is working here, as `Name <address>`: a checkpoint and an approval name a person. Raises LedgerError."""
+    return Git(repo).identity()
 
 
-def content_digest(root: Path) -> str:
-    """SHA-256 over relative names and bytes of the files below `root`, without caches and build outputs."""
-    total = hashlib.sha256()
+def content_digest(root: Path, extra: bytes = b"") -> str:
+    """SHA-256 over `extra` and the names and bytes of the files below `root`, without caches, build outputs and prose (*.md)."""
+    total = hashlib.sha256(extra)
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if path.suffix in _SKIPPED_SUFFIXES or any(part in _SKIPPED or part.endswith(".egg-info") for part in parts):

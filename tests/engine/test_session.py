@@ -55,7 +55,7 @@ def test_nothing_to_resume_is_said(repository):
         repository.run(resume=True)
 
 
-@pytest.mark.parametrize("file", ["mine/contract.py", "playbook.yaml"])
+@pytest.mark.parametrize("file", ["src/mine/contract.py", "playbook.yaml"])
 def test_a_run_is_not_resumed_on_other_content(repository, file):
     _killed(repository, 4, "after")
     with (repository.path / file).open("a") as handle:

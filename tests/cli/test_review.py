@@ -1,0 +1,90 @@
+"""Status, review, approval and the checkpoint commands on a recorded checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def recorded(repository, phase):
+    repository.run()
+    return phase.json("checkpoint", "list")["checkpoints"][0]
+
+
+def test_status_before_and_after(phase, repository):
+    assert [row["state"] for row in phase.json("status")["phases"]] == ["not run"]
+    repository.run()
+    (row,) = phase.json("status")["phases"]
+    assert row["state"] == "waiting for review" and row["checkpoint"]["name"] == "0001-build-parity-PASS"
+    assert "waiting for review" in phase("status").stdout
+
+
+def test_review_shows_each_rules_numbers(phase, recorded):
+    shown = phase.json("gate", "review")
+    (rule,) = shown["gate"]["rules"]
+    assert rule["verdict"] == "PASS" and rule["threshold"] == 1.0 and 0 <= rule["estimate"] <= 1
+    text = phase("gate", "review").stdout
+    assert recorded["digest"][:16] in text and f"{rule['estimate']:.4g}" in text and "estimate" in text and "threshold" in text
+
+
+def test_approval_is_bound_to_the_digest_and_shows_in_status(phase, recorded):
+    refused = phase("gate", "approve", "--digest", "0" * 16, "--reason", "good", code=1)
+    assert "digest" in refused.stderr and "gate review" in refused.stderr
+    assert "--digest" in phase("gate", "approve", "--reason", "good", code=2).stderr
+    assert "--reason" in phase("gate", "approve", "--digest", recorded["digest"][:16], code=2).stderr
+    assert phase.json("status")["phases"][0]["state"] == "waiting for review"
+    phase("gate", "approve", "--digest", recorded["digest"][:16], "--reason", "4x everywhere")
+    (row,) = phase.json("status")["phases"]
+    assert row["state"] == "approved"
+    assert row["approvals"][0]["person"] == "Ada <ada@example.org>" and row["approvals"][0]["reason"] == "4x everywhere"
+    assert row["approvals"][0]["digest"] == recorded["digest"]
+    assert "4x everywhere" in phase("status").stdout
+
+
+def test_rejection_closes_the_gate(phase, recorded):
+    phase("gate", "reject", "1", "--digest", recorded["digest"][:16], "--reason", "slower at q65")
+    assert phase.json("status")["phases"][0]["state"] == "rejected"
+
+
+def test_four_eyes_refuses_the_authors_own_approval(phase, repository, recorded):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    four_eyes: true"))
+    arguments = ("gate", "approve", "--digest", recorded["digest"][:16], "--reason", "good")
+    assert "four eyes" in phase(*arguments, code=1).stderr
+    phase(*arguments, env={"GIT_COMMITTER_NAME": "Bob", "GIT_COMMITTER_EMAIL": "bob@example.org"})
+    assert phase.json("status")["phases"][0]["state"] == "approved"
+
+
+def test_a_changed_kernel_makes_the_approval_stale(phase, repository, recorded):
+    phase("gate", "approve", "--digest", recorded["digest"][:16], "--reason", "good")
+    with (repository.path / "src" / "mine" / "contract.py").open("a") as handle:
+        handle.write("# changed\n")
+    assert phase.json("status")["phases"][0]["state"] == "stale"
+
+
+def test_checkpoint_show_and_files(phase, recorded):
+    assert phase.json("checkpoint", "show", "1")["digest"] == recorded["digest"]
+    assert phase("checkpoint", "show", "latest", "--file", "table.txt").stdout == "a table\n"
+    assert "a table" in phase("checkpoint", "show").stdout
+    assert "did you mean 'table.txt'" in phase("checkpoint", "show", "1", "--file", "tabel.txt", code=2).stderr
+    assert "0001-build-parity-PASS" in phase("checkpoint", "show", "7", code=1).stderr
+
+
+def test_export_verifies_on_its_own_and_a_flipped_byte_is_found(phase, recorded, tmp_path):
+    directory = phase.json("checkpoint", "export", "1", "--to", tmp_path / "out")["directory"]
+    phase("checkpoint", "verify", directory)
+    table = tmp_path / "out" / recorded["name"] / "table.txt"
+    data = bytearray(table.read_bytes())
+    data[0] ^= 1
+    table.write_bytes(data)
+    assert "table.txt" in phase("checkpoint", "verify", directory, code=1).stdout
+    answer = json.loads(phase("checkpoint", "verify", directory, "--json", code=1).stdout)
+    assert not answer["ok"] and any("table.txt" in row["where"] for row in answer["problems"])
+    phase("checkpoint", "verify")
+
+
+def test_an_empty_ledger_is_no_error_to_list(phase):
+    assert phase.json("checkpoint", "list") == {"checkpoints": []}
+    assert "Run a phase first" in phase("gate", "review", code=1).stderr
