@@ -84,6 +84,7 @@ class BenchmarkRecord:
     roofline_seconds: float | None = None
     refused: str = ""
     reason: str = ""  # why there are no samples
+    detail: dict[str, Any] = field(default_factory=dict)  # how it was timed: method, input sets, settled ...
 
     @property
     def median(self) -> float | None:
