@@ -19,9 +19,14 @@ namespace hopper {
 namespace {
 
 constexpr int kThreads = 384;
-constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
+// Together what the launch hands out: 384 threads of 168.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
 constexpr float kSlack = 8.f;  // log2 of the largest P
 constexpr int kLatent = 512, kRow = 576;
+// Where dynamic shared memory starts in a kernel without static shared memory (checked at run time): known addresses make
+// the wgmma descriptors constants.
+constexpr uint32_t kBase = 1024;
 
 /* Shared memory, offsets in bytes; every operand starts at a multiple of 1024. */
 template <int kRows> struct Shared {
@@ -67,38 +72,38 @@ template <typename T> __device__ __forceinline__ Rows find_rows(const Params &p,
 }
 
 /* Q rows of the item; rows past its end become zero. */
-template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Params &p, const Item &item, uint32_t base) {
+template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Params &p, const Item &item) {
   int thread = threadIdx.x & 127, piece = thread & 7;
   const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
   for (int n = thread >> 3; n < kRows; n += 16) {
     bool valid = n < item.rows;
     const char *from = q + (valid ? n : 0) * (kRow * 2);
-    uint32_t to = base + n * 128 + ((piece ^ (n & 7)) << 4);
+    uint32_t to = kBase + n * 128 + ((piece ^ (n & 7)) << 4);
 #pragma unroll
     for (int c = 0; c < 9; ++c) copy16(to + c * Shared<kRows>::kQChunk, from + c * 128, valid ? 16 : 0);
   }
-  barrier_arrive_after_copies(base + Shared<kRows>::kQFull);
+  barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
 }
 
-template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, uint32_t base) {
+template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan) {
   using S = Shared<kRows>;
   Items items(p, plan, kRows);
   Item item;
   Turn turn;
   int thread = threadIdx.x & 127, row = (thread >> 5) * 16 + ((thread & 31) >> 3), piece = thread & 7;
   for (int done = 0; items.next(item); ++done) {
-    if (done == 0) copy_q<T, kRows>(p, item, base);
+    if (done == 0) copy_q<T, kRows>(p, item);
     Rows rows = find_rows<T>(p, item, item.key_begin);
     for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count) {
       Rows current = rows;
       if (key + kTile < item.key_end) rows = find_rows<T>(p, item, key + kTile);
       int buffer = turn.buffer();
-      uint32_t empty = base + S::kEmpty + buffer * 16, full = base + S::kFull + buffer * 16;
+      uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
       barrier_wait(empty, turn.parity() ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int r = row + i * 4;
-        uint32_t to = base + S::latents(buffer) + r * 128 + ((piece ^ (r & 7)) << 4);
+        uint32_t to = kBase + S::latents(buffer) + r * 128 + ((piece ^ (r & 7)) << 4);
 #pragma unroll
         for (int c = 0; c < 4; ++c) copy16(to + c * 8192, current.at[i] + c * 128, current.bytes[i]);
       }
@@ -107,15 +112,15 @@ template <typename T, int kRows> __device__ __forceinline__ void produce(const P
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int r = row + i * 4;
-        uint32_t inside = r * 128 + ((piece ^ (r & 7)) << 4), to = base + S::latents(buffer) + inside;
+        uint32_t inside = r * 128 + ((piece ^ (r & 7)) << 4), to = kBase + S::latents(buffer) + inside;
 #pragma unroll
         for (int c = 4; c < 8; ++c) copy16(to + c * 8192, current.at[i] + c * 128, current.bytes[i]);
-        copy16(base + S::rope(buffer) + inside, current.at[i] + 1024, current.bytes[i]);
+        copy16(kBase + S::rope(buffer) + inside, current.at[i] + 1024, current.bytes[i]);
       }
       barrier_arrive_after_copies(full + 8);
       if (done && key == item.key_begin) {
-        barrier_wait(base + S::kQEmpty, (done - 1) & 1);
-        copy_q<T, kRows>(p, item, base);
+        barrier_wait(kBase + S::kQEmpty, (done - 1) & 1);
+        copy_q<T, kRows>(p, item);
       }
     }
   }
@@ -124,11 +129,11 @@ template <typename T, int kRows> __device__ __forceinline__ void produce(const P
 // ---- consumers ----------------------------------------------------------------------------------------------------
 
 /* S^T of the tile in `buffer`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
-template <typename T, int kRows> __device__ __forceinline__ void scores(uint32_t base, Turn turn, float (&s)[kRows / 2]) {
+template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(Turn turn, float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
-  int buffer = turn.buffer();
-  uint64_t latents = operand(base + S::latents(buffer)), rope = operand(base + S::rope(buffer)), q = operand(base);
-  uint32_t full = base + S::kFull + buffer * 16;
+  constexpr int buffer = kGroup;  // a warpgroup computes S of the tiles in its own buffer
+  uint64_t latents = operand(kBase + S::latents(buffer)), rope = operand(kBase + S::rope(buffer)), q = operand(kBase);
+  uint32_t full = kBase + S::kFull + buffer * 16;
   barrier_wait(full, turn.parity());
   fence_async_proxy();
   pin(s);
@@ -151,24 +156,45 @@ template <typename T, int kRows> __device__ __forceinline__ void scores(uint32_t
   pin(s);
 }
 
-/* -inf where a row may not see a key of the tile at `key`. */
+/* -inf where a row may not see a key of the tile at `key`. Every mask layout is a byte and a bit in it, so that the loads
+ * carry no branches and overlap. */
 template <int kRows>
-__device__ __forceinline__ void hide(const Params &p, const Item &item, int key, float (&s)[kRows / 2]) {
-  int lane = threadIdx.x & 31, k = key + ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
+__device__ __forceinline__ void hide(const Params &p, const Plan &plan, const Item &item, int key, float (&s)[kRows / 2]) {
+  int thread = threadIdx.x & 127;
+  asm volatile("" : "+r"(thread));  // keeps the compiler from holding all of this in registers across tiles
+  int lane = thread & 31, first = key + (thread >> 5) * 16 + (lane >> 2);
+  bool bits = p.mask_kind == VA_MASK_BITS, causal = p.mask_kind == VA_MASK_CAUSAL;
+  int64_t pitch = bits ? p.mask_words * 4 : p.mask_kind == VA_MASK_QLEN ? item.s.q_len : item.s.prefix + item.s.q_len;
+  const uint8_t *mask = static_cast<const uint8_t *>(p.mask) + (bits ? item.s.q_begin * pitch : item.s.mask_begin);
+  int j[2] = {first - item.s.prefix, first + 8 - item.s.prefix};  // draft rows of the thread's keys, negative: prefix
+  const uint8_t *column[2];
+  unsigned wanted[2];
 #pragma unroll
-  for (int i = 0; i < kRows / 2; ++i) {
-    int n = (i >> 2) * 8 + (lane & 3) * 2 + (i & 1), own = k + (i & 2) * 4;
-    int row = item.row_in_stream + min(n, item.rows - 1);
-    if (own >= item.key_end || !key_visible(p, item.s, row / p.heads, own)) s[i] = -INFINITY;
+  for (int k = 0; k < 2; ++k) {
+    int at = min(max(j[k], 0), item.s.q_len - 1);
+    column[k] = mask + (bits ? at >> 3 : p.mask_kind == VA_MASK_QLEN ? at : item.s.prefix + at);
+    wanted[k] = bits ? 1u << (at & 7) : 0xff;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    int n = (i >> 1) * 8 + (lane & 3) * 2 + (i & 1), at = (i >> 1) * 4 + (i & 1);
+    unsigned row = item.row_in_stream + min(n, item.rows - 1);
+    int token = p.heads == 1 ? row : __umulhi(row, plan.reciprocal);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      bool seen = causal ? j[k] <= token : (__ldg(column[k] + token * pitch) & wanted[k]) != 0;
+      if (first + 8 * k >= item.key_end || (j[k] >= 0 && !seen)) s[at + 2 * k] = -INFINITY;
+    }
   }
 }
 
 /* Moves the reference of rows whose scores outgrew it (s is relative to it), and records by how much O must shrink. All 128
  * threads of one warpgroup; the tile's rope columns are the scratch. */
-template <int kRows>
-__device__ __forceinline__ void move_reference(char *shared, int buffer, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+template <int kRows, int group>
+__device__ __forceinline__ void move_reference(char *shared, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5, group = threadIdx.x >> 7;
+  constexpr int buffer = group;
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
   float *scratch = reinterpret_cast<float *>(shared + S::rope(buffer));
   float *reference = reinterpret_cast<float *>(shared + S::kReference);
   float *alpha = reinterpret_cast<float *>(shared + S::kAlpha) + buffer * kRows;
@@ -201,11 +227,12 @@ __device__ __forceinline__ void move_reference(char *shared, int buffer, float (
 }
 
 /* Turns scores into P in shared memory. `first`: the item's first tile. */
-template <typename T, int kRows>
-__device__ __forceinline__ void softmax(const Params &p, const Item &item, char *shared, uint32_t base, Turn turn, int key,
+template <typename T, int kRows, int group>
+__device__ __forceinline__ void softmax(const Params &p, const Plan &plan, const Item &item, char *shared, Turn turn, int key,
                                         bool first, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5, group = threadIdx.x >> 7, buffer = turn.buffer();
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
+  constexpr int buffer = group;
   const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
   float scale = p.scale * kLog2e, most = -INFINITY;
   bool masked = key + kTile > min(item.key_end, item.s.prefix);
@@ -213,7 +240,7 @@ __device__ __forceinline__ void softmax(const Params &p, const Item &item, char 
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) s[i] *= scale;
     scale = 1.f;
-    hide<kRows>(p, item, key, s);
+    hide<kRows>(p, plan, item, key, s);
   }
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
@@ -228,7 +255,7 @@ __device__ __forceinline__ void softmax(const Params &p, const Item &item, char 
     if (thread < kRows) reinterpret_cast<float *>(shared + S::kReference)[thread] = -INFINITY;
   }
   bool moving = sync_any(2 + group, 128, most > kSlack || first || masked);
-  if (moving) move_reference<kRows>(shared, buffer, s, sum);
+  if (moving) move_reference<kRows, group>(shared, s, sum);
   if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
 
   uint32_t packed[kRows / 4];
@@ -240,23 +267,22 @@ __device__ __forceinline__ void softmax(const Params &p, const Item &item, char 
     packed[i] = pack2<T>(a, b);
   }
   // The KiB shared by both buffers is read by the tile before.
-  if (turn.count) barrier_wait(base + S::kEmpty + (buffer ^ 1) * 16 + 8, ((turn.count - 1) >> 1) & 1);
-  uint32_t to = base + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+  if (turn.count) barrier_wait(kBase + S::kEmpty + (buffer ^ 1) * 16 + 8, ((turn.count - 1) >> 1) & 1);
+  uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
 #pragma unroll
   for (int j = 0; j + 1 < kRows / 8; j += 2)
     store_transposed4(to + (j + (lane >> 4)) * 1024, packed[2 * j], packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
   if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[kRows / 4 - 2], packed[kRows / 4 - 1]);
   fence_async_proxy();
-  barrier_arrive(base + S::kProbs + buffer * 8);
+  barrier_arrive(kBase + S::kProbs + buffer * 8);
 }
 
 /* O^T += V^T P^T of the tile in `buffer`; its latents become free for the producer half by half. */
-template <typename T, int kRows>
-__device__ __forceinline__ void values(uint32_t base, Turn turn, bool last, float (&o)[4][kRows / 2]) {
+template <typename T, int kRows, int kGroup, int buffer>
+__device__ __forceinline__ void values(bool last, float (&o)[4][kRows / 2]) {
   using S = Shared<kRows>;
-  int buffer = turn.buffer(), group = threadIdx.x >> 7;
-  uint32_t empty = base + S::kEmpty + buffer * 16;
-  uint64_t latents = operand(base + S::latents(buffer) + group * 16384), probs = operand(base + S::probs(buffer));
+  constexpr uint32_t empty = kBase + S::kEmpty + buffer * 16;
+  uint64_t latents = operand(kBase + S::latents(buffer) + kGroup * 16384), probs = operand(kBase + S::probs(buffer));
 #pragma unroll
   for (int i = 0; i < 4; ++i) pin(o[i]);
   wgmma_begin();
@@ -291,7 +317,7 @@ __device__ __forceinline__ void rescale(const char *shared, int buffer, bool own
 
 /* Total sums of the rows over all consumer threads, in a fixed order, and the references; frees the item's last tile. */
 template <int kRows>
-__device__ __forceinline__ void reduce_sums(char *shared, uint32_t base, int buffer, float (&sum)[kRows / 4],
+__device__ __forceinline__ void reduce_sums(char *shared, int buffer, float (&sum)[kRows / 4],
                                             float (&reference)[kRows / 4]) {
   using S = Shared<kRows>;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -317,7 +343,7 @@ __device__ __forceinline__ void reduce_sums(char *shared, uint32_t base, int buf
     sum[2 * j] = total.x, sum[2 * j + 1] = total.y;
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(base + S::kEmpty + buffer * 16 + 8);
+  if (lane == 0) barrier_arrive(kBase + S::kEmpty + buffer * 16 + 8);
 }
 
 /* The item's result: to the output when it is the only part, else to the workspace. */
@@ -358,13 +384,30 @@ __device__ __forceinline__ void store(const Params &p, const Item &item, float2 
   }
 }
 
-template <typename T, int kRows>
-__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, uint32_t base, Layout<kRows> layout) {
+/* One tile: S and softmax in the warpgroup whose turn it is, then O in both. */
+template <typename T, int kRows, int kGroup, int kBuffer>
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, Turn turn, int key, float (&o)[4][kRows / 2],
+                                     float (&sum)[kRows / 4]) {
+  using S = Shared<kRows>;
+  bool last = key + kTile >= item.key_end;
+  if (kBuffer == kGroup) {
+    float s[kRows / 2];
+    scores<T, kRows, kGroup>(turn, s);
+    if (last && (threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kQEmpty);
+    softmax<T, kRows, kGroup>(p, plan, item, shared, turn, key, key == item.key_begin, s, sum);
+  }
+  barrier_wait(kBase + S::kProbs + kBuffer * 8, turn.parity());
+  if (*reinterpret_cast<volatile int *>(shared + S::kRescale + kBuffer * 4))
+    rescale<kRows>(shared, kBuffer, kBuffer == kGroup, o, sum);
+  values<T, kRows, kGroup, kBuffer>(last, o);
+}
+
+template <typename T, int kRows, int kGroup>
+__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, Layout<kRows> layout) {
   using S = Shared<kRows>;
   unsigned *counters = static_cast<unsigned *>(p.workspace);
   float2 *states = reinterpret_cast<float2 *>(static_cast<char *>(p.workspace) + layout.kStates);
   float4 *partial = reinterpret_cast<float4 *>(static_cast<char *>(p.workspace) + layout.values());
-  int group = threadIdx.x >> 7;
   bool shared_rows = false;
   Turn turn;
   {
@@ -372,23 +415,14 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     Item item;
     for (int done = 0; items.next(item); ++done) {
       float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
-      barrier_wait(base + S::kQFull, done & 1);
+      barrier_wait(kBase + S::kQFull, done & 1);
       fence_async_proxy();
       for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count) {
-        bool own = turn.buffer() == group, last = key + kTile >= item.key_end;
-        if (own) {
-          float s[kRows / 2];
-          scores<T, kRows>(base, turn, s);
-          if (last && (threadIdx.x & 31) == 0) barrier_arrive(base + S::kQEmpty);
-          softmax<T, kRows>(p, item, shared, base, turn, key, key == item.key_begin, s, sum);
-        }
-        barrier_wait(base + S::kProbs + turn.buffer() * 8, turn.parity());
-        if (*reinterpret_cast<volatile int *>(shared + S::kRescale + turn.buffer() * 4))
-          rescale<kRows>(shared, turn.buffer(), own, o, sum);
-        values<T, kRows>(base, turn, last, o);
+        if (turn.buffer()) tile<T, kRows, kGroup, 1>(p, plan, item, shared, turn, key, o, sum);
+        else tile<T, kRows, kGroup, 0>(p, plan, item, shared, turn, key, o, sum);
       }
       float reference[kRows / 4];
-      reduce_sums<kRows>(shared, base, turn.buffer() ^ 1, sum, reference);
+      reduce_sums<kRows>(shared, turn.buffer() ^ 1, sum, reference);
       store<T, kRows>(p, item, states, partial, counters, o, sum, reference);
       shared_rows |= item.parts > 1;
     }
@@ -409,21 +443,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout<kRows> layout) {
   using S = Shared<kRows>;
   extern __shared__ __align__(1024) char shared[];
-  uint32_t base = shared_address(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 4; ++i) barrier_init(base + S::kFull + i * 8, 128), barrier_init(base + S::kEmpty + i * 8, 8);
-    barrier_init(base + S::kProbs, 128), barrier_init(base + S::kProbs + 8, 128);
-    barrier_init(base + S::kQFull, 128), barrier_init(base + S::kQEmpty, 4);
+    for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
+    barrier_init(kBase + S::kProbs, 128), barrier_init(kBase + S::kProbs + 8, 128);
+    barrier_init(kBase + S::kQFull, 128), barrier_init(kBase + S::kQEmpty, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    if (base & 1023) __trap();
+    if (shared_address(shared) != kBase) __trap();
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<kProducerRegisters>();
-    produce<T, kRows>(p, plan, base);
+    produce<T, kRows>(p, plan);
+  } else if (threadIdx.x >= 128) {
+    take_registers<kConsumerRegisters>();
+    consume<T, kRows, 1>(p, plan, shared, layout);
   } else {
     take_registers<kConsumerRegisters>();
-    consume<T, kRows>(p, plan, shared, base, layout);
+    consume<T, kRows, 0>(p, plan, shared, layout);
   }
 }
 
@@ -444,6 +480,7 @@ Plan plan_of(const Params *p, int rows) {
   plan.least = 1;
   plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
   plan.key_parts = p->num_splits;
+  plan.reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
   return plan;
 }
 

@@ -22,6 +22,7 @@ struct Plan {
   int least;      // units a group takes at least, so that tiny batches do not pay for merging
   int chunks;     // batch-invariant mode: most chunks a stream can have; 0 = off
   int key_parts;  // num_splits: most groups a stream, on average; 0 = no limit
+  uint32_t reciprocal;  // 2^32 / heads, rounded up: token of a row by one multiplication
 };
 
 struct Item {
@@ -37,6 +38,14 @@ struct Item {
   __device__ __forceinline__ int64_t slot(int j) const { return slot_base + j * slot_step - (j ? slot_shift : 0); }
 };
 
+/* share_begin and share_of in 32 bits: fewer instructions before the first load. workers * total < 2^32 (checked on the host). */
+__device__ __forceinline__ int share_start(int worker, int workers, int total) {
+  return unsigned(worker) * unsigned(total) / unsigned(workers);
+}
+__device__ __forceinline__ int share_holding(int u, int workers, int total) {
+  return (unsigned(u + 1) * unsigned(workers) - 1) / unsigned(total);
+}
+
 /* Walks one block's items, the same in every warp. Whole warps only. */
 struct Items {
   const Params &p;
@@ -51,8 +60,8 @@ struct Items {
     workers = max(1, min(plan.groups, total / plan.least));
     if (plan.key_parts) workers = max(1, min(workers, plan.key_parts * p.streams));
     bool idle = worker >= workers || total == 0;
-    begin = idle ? 0 : share_begin(worker, workers, total);
-    end = idle ? 0 : share_begin(worker + 1, workers, total);
+    begin = idle ? 0 : share_start(worker, workers, total);
+    end = idle ? 0 : share_start(worker + 1, workers, total);
     if (begin < end) start = seek_unit(p, plan.unit, begin);
     row_tile = lane, at = begin, place = start;
   }
@@ -83,9 +92,9 @@ struct Items {
         item.counter = b * plan.row_tiles + row_tile;
         item.slot_base = int64_t(item.counter) * plan.chunks, item.slot_step = 1, item.slot_shift = 0;
       } else {
-        int head = share_of(first, workers, total);
+        int head = share_holding(first, workers, total);
         item.part = worker - head;
-        item.parts = share_of(first + units - 1, workers, total) - head + 1;
+        item.parts = share_holding(first + units - 1, workers, total) - head + 1;
         item.counter = head * plan.lanes + lane;
         item.slot_base = 2 * int64_t(item.counter) + 1, item.slot_step = 2 * plan.lanes, item.slot_shift = 1;
       }
