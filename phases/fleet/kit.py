@@ -21,14 +21,14 @@ def good():
     try: files={n:open(os.path.join(kit,n)).read() for n in sorted(os.listdir(kit)) if n.endswith('.py')}
     except OSError: return False
     return hashlib.sha256(json.dumps(files,sort_keys=True).encode()).hexdigest()==digest
-have=good()
+have,rest=good(),b''
 os.write(1,('%s %s\\n'%('MARK','have' if have else 'need')).encode())
 if not have:
-    line=b''
-    while not line.endswith(b'\\n'):
+    while b'\\n' not in rest:
         part=os.read(0,1<<16)
         if not part: sys.exit(0)
-        line+=part
+        rest+=part
+    line,_,rest=rest.partition(b'\\n')
     os.makedirs(base,exist_ok=True)
     new='%s.%d.new'%(kit,os.getpid())
     os.mkdir(new)
@@ -42,7 +42,7 @@ if not have:
     os.symlink(digest,temporary); os.replace(temporary,link)
 sys.path.insert(0,kit)
 import agent
-agent.serve(root,float(sys.argv[3]))
+agent.serve(root,float(sys.argv[3]),rest)
 """.replace("MARK", MARK)
 
 

@@ -41,17 +41,27 @@ class HostLock:
     def __init__(self, session: HostSession, purpose: str, *, token: str = "", owner: str = "") -> None:
         self.session, self.purpose = session, purpose
         self.token, self.owner = token or secrets.token_hex(16), owner or owner_name()
+        self.held = False
+
+    def keeping(self) -> list[Operation]:
+        """For the front of every batch that changes something: takes the lock again where a broken session has dropped it.
+
+        Nothing once it was released, so that a change without the lock is refused by the host.
+        """
+        return [self.taking()] if self.held else []
 
     def taking(self) -> Operation:
-        """`acquire` as an operation, for the front of a batch: keeps the lock if it is ours, after a reconnect too."""
+        """`acquire` as an operation; call `acquire` to start with, and use `keeping` afterwards."""
         return op("lock.acquire", token=self.token, owner=self.owner, purpose=self.purpose)
 
     def acquire(self) -> None:
         """HostLockedError (with `.facts`: owner, purpose, age) when another run holds it."""
         self.session.do(self.taking())
+        self.held = True
 
     def release(self) -> bool:
         """False when it was not ours any more; another's lock is never touched."""
+        self.held = False
         return bool(self.session.do(op("lock.release", token=self.token))[0]["released"])
 
     def __enter__(self) -> HostLock:

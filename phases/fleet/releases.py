@@ -9,6 +9,7 @@ from typing import Any
 from phases.errors import FleetError
 from phases.fleet.bundle import Bundle
 from phases.fleet.errors import ReleaseError, code_of
+from phases.fleet.locks import HostLock
 from phases.fleet.session import HostSession, Operation, op
 
 NEVER = "none"  # what a host answers where there is no release
@@ -36,27 +37,27 @@ class Pushed:
 
 
 class ReleaseStore:
-    """The releases of one host. Everything that changes something needs the token of the host's lock."""
+    """The releases of one host. Everything that changes something needs the host's lock."""
 
-    def __init__(self, session: HostSession, token: str) -> None:
-        self.session, self.token = session, token
+    def __init__(self, session: HostSession, lock: HostLock) -> None:
+        self.session, self.lock = session, lock
 
     def push(self, bundle: Bundle, *, first: Sequence[Operation] = ()) -> Pushed:
         """Bring a release onto the host; continues an upload that was cut off, does nothing when it is there and whole.
 
         Args:
-            first: operations to run before, in the same round trip (taking the lock).
+            first: operations to run before, in the same round trip.
         Raises: DiskFullError before anything is sent, when it will not fit; ReleaseError when what arrived twice does
             not hash to what was sent.
         """
         for attempt in range(PUSH_ATTEMPTS):
-            begin = op("release.begin", digest=bundle.digest, manifest=bundle.manifest, token=self.token)
-            answer = self.session.do(*first, begin, timeout=UPLOAD_SECONDS)[-1]
+            begin = op("release.begin", digest=bundle.digest, manifest=bundle.manifest, token=self.lock.token)
+            answer = self.session.do(*self.lock.keeping(), *first, begin, timeout=UPLOAD_SECONDS)[-1]
             if answer["complete"]:
                 return Pushed(bundle.digest, 0, 0)
             offset = answer["offset"]
             try:
-                receive = op("release.receive", digest=bundle.digest, offset=offset, token=self.token)
+                receive = op("release.receive", digest=bundle.digest, offset=offset, token=self.lock.token)
                 self.session.do(receive, body=bundle.payload(offset), timeout=UPLOAD_SECONDS)
                 return Pushed(bundle.digest, bundle.size - offset, offset)
             except ReleaseError as fault:
@@ -70,19 +71,20 @@ class ReleaseStore:
 
     def switch(self, digest: str, *, lease: str = "") -> str:
         """Verify and make it current; returns the digest that was current before (NEVER if none)."""
-        return self.session.do(self.switching(digest, lease=lease))[0]["previous"]
+        return self.session.do(*self.lock.keeping(), self.switching(digest, lease=lease))[-1]["previous"]
 
     def switching(self, digest: str, *, lease: str = "") -> Operation:
         """`switch` as an operation, for a batch."""
-        return op("release.switch", digest=digest, token=self.token, lease=lease)
+        return op("release.switch", digest=digest, token=self.lock.token, lease=lease)
 
     def mark_good(self, digest: str) -> None:
         """Record what a rollback goes to."""
-        self.session.do(op("release.good", digest=digest, token=self.token))
+        self.session.do(*self.lock.keeping(), op("release.good", digest=digest, token=self.lock.token))
 
     def collect(self, *, keep: Sequence[str] = (), newest: int = 2) -> list[str]:
         """Remove old releases except current, last-good, both ends of a lease, `keep` and the newest few; returns their digests."""
-        return list(self.session.do(op("release.collect", token=self.token, keep=list(keep), newest=newest), timeout=UPLOAD_SECONDS)[0]["removed"])
+        collect = op("release.collect", token=self.lock.token, keep=list(keep), newest=newest)
+        return list(self.session.do(*self.lock.keeping(), collect, timeout=UPLOAD_SECONDS)[-1]["removed"])
 
 
 def read_inventory(session: HostSession) -> Inventory:

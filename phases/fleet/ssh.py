@@ -28,6 +28,7 @@ from phases.fleet.host import Host
 from phases.fleet.transport import CHUNK, Stream, as_user, shell_line, silent
 
 SLICE = 1 << 20  # bytes written under one time limit
+WRITE_POLL = 0.05  # seconds a full window is waited for before looking what the program says
 STDERR_KEPT = 4000
 # The fastest in this client first; a server without them gets the rest of the library's list.
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
@@ -44,6 +45,7 @@ class SshTransport:
         self.host = host
         self._connection: fabric.Connection | None = None
         self._lock = threading.Lock()
+        self.expired = False  # the current limit has closed the connection
 
     def open(self, argv: Sequence[str]) -> Stream:
         """Start a program.
@@ -75,10 +77,10 @@ class SshTransport:
     @contextlib.contextmanager
     def limited(self, seconds: float, what: str) -> Iterator[None]:
         """Close the connection when the block takes longer than `seconds`, and name what was waited for."""
-        expired = threading.Event()
+        self.expired = False
 
         def expire() -> None:
-            expired.set()
+            self.expired = True
             self.close()
 
         timer = threading.Timer(seconds, expire)
@@ -87,7 +89,7 @@ class SshTransport:
         try:
             yield
         except (paramiko.SSHException, OSError, EOFError) as fault:
-            if expired.is_set() or isinstance(fault, TimeoutError):
+            if self.expired or isinstance(fault, TimeoutError):
                 self.close()
                 raise silent(self.host, what, seconds) from None
             self.close()
@@ -113,17 +115,32 @@ class SshTransport:
 class _SshStream:
     def __init__(self, owner: SshTransport, channel: paramiko.Channel) -> None:
         self.owner, self.host, self.channel = owner, owner.host, channel
-        self._errors = b""
+        self._errors, self._early = b"", b""
 
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         """Send everything; each megabyte has `timeout` seconds."""
         view = memoryview(data)
         for start in range(0, len(view), SLICE):
             with self.owner.limited(timeout, "taking data"):
-                self.channel.settimeout(timeout)
-                self.channel.sendall(view[start : start + SLICE])
+                self._send(view[start : start + SLICE])
+
+    def _send(self, view: memoryview) -> None:
+        """Send while listening: a program that first wants its output taken must not wait for us, nor we for it."""
+        self.channel.settimeout(WRITE_POLL)
+        while view:
+            try:
+                view = view[self.channel.send(view) :]
+            except TimeoutError:
+                self._drain_errors()
+                while self.channel.recv_ready():
+                    self._early += self.channel.recv(CHUNK)
+                if self.owner.expired:
+                    raise
 
     def read(self, timeout: float) -> bytes:
+        if self._early:
+            data, self._early = self._early, b""
+            return data
         until = time.monotonic() + timeout
         while True:
             self._drain_errors()
@@ -286,7 +303,8 @@ def _explain(host: Host, where: str, connection: fabric.Connection, fault: BaseE
             hint=f"Get it with `ssh-keyscan -p {hop.port} {hop.host}`, compare the fingerprint with the host's own, and add it to known_hosts.",
             host=host.name,
         )
-    if "timeout" in text.lower() or "timed out" in text.lower() or "banner" in text.lower():
+    # "No existing session" is what the library says when the key exchange has not ended in time.
+    if any(sign in text.lower() for sign in ("timeout", "timed out", "banner", "no existing session")):
         return silent(host, f"connecting to {where} ({text})", host.timeouts.connect)
     return UnreachableError(f"cannot connect to {where}: {text}.", hint=_LOST_HINT, host=host.name)
 

@@ -151,12 +151,16 @@ class _LocalStream:
         assert self._process.stdin and self._process.stdout
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
+        self._early = b""  # output that came while input was written
 
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         view = memoryview(data)
         while view:
-            if not select.select([], [self._input], [], timeout)[1]:
+            heard, ready, _ = select.select([self._output], [self._input], [], timeout)
+            if not heard and not ready:
                 raise silent(self.host, "taking data", timeout)
+            if heard:
+                self._early += os.read(self._output.fileno(), CHUNK)
             try:
                 view = view[os.write(self._input.fileno(), view[:CHUNK]) :]
             except BlockingIOError:
@@ -165,6 +169,9 @@ class _LocalStream:
                 raise UnreachableError(f"the program ended while it was sent data: {self.errors()[-300:]}", host=self.host.name) from None
 
     def read(self, timeout: float) -> bytes:
+        if self._early:
+            data, self._early = self._early, b""
+            return data
         if not select.select([self._output], [], [], timeout)[0]:
             raise silent(self.host, "running a command", timeout)
         return os.read(self._output.fileno(), CHUNK)

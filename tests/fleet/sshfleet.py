@@ -35,11 +35,13 @@ def can_make_namespaces() -> bool:
         _sh("ip", "netns", "add", name)
         _sh("ip", "link", "add", f"pgt{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name)
         _sh("ip", "netns", "exec", name, "iptables", "-L")
+        _sh("ip", "link", "add", f"pgb{os.getpid()}", "type", "bridge")
         return True
     except (OSError, subprocess.CalledProcessError):
         return False
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", f"pgb{os.getpid()}"], capture_output=True, check=False)
 
 
 def _sh(*argv: str) -> str:
@@ -115,6 +117,8 @@ class SshFleet:
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
         try:
+            if namespaces:
+                self._make_switch()
             for number in range(count):
                 self.hosts.append(self._make(number))
             self.write_known_hosts()
@@ -132,20 +136,25 @@ class SshFleet:
         root.parent.mkdir()
         address, namespace, link = "127.0.0.1", "", ""
         if self.namespaces:
-            pid = os.getpid()
-            namespace, link = f"pg{pid}-{number}", f"pg{pid % 100000}v{number}"
-            net = f"10.{150 + pid % 100}.{number}"
-            address = f"{net}.2"
+            namespace, link = f"pg{os.getpid()}-{number}", f"pg{os.getpid()}v{number}"
+            address = f"{self.net}.{number + 2}"
             _sh("ip", "netns", "add", namespace)
             _sh("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-            _sh("ip", "addr", "add", f"{net}.1/24", "dev", link)
-            _sh("ip", "link", "set", link, "up")
+            _sh("ip", "link", "set", link, "master", self.switch, "up")
             _sh("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
             _sh("ip", "-n", namespace, "link", "set", "eth0", "up")
             _sh("ip", "-n", namespace, "link", "set", "lo", "up")
         host = SshdHost(name, address, free_port(), root, self.key, namespace, link)
         self.new_host_key(host)
         return host
+
+    def _make_switch(self) -> None:
+        """A bridge that joins the hosts, named and numbered after this process, so that two test runs do not meet."""
+        pid = os.getpid()
+        self.switch, self.net = f"pgb{pid}", f"10.{150 + pid % 100}.{pid // 100 % 250}"
+        _sh("ip", "link", "add", self.switch, "type", "bridge")
+        _sh("ip", "addr", "add", f"{self.net}.1/24", "dev", self.switch)
+        _sh("ip", "link", "set", self.switch, "up")
 
     def new_host_key(self, host: SshdHost) -> None:
         host.host_key = self.directory / host.name / f"host-key-{time.monotonic_ns()}"
@@ -194,8 +203,8 @@ class SshFleet:
         """The toolkit's view of one of them."""
         sshd = self.hosts[number]
         ssh = SshOptions(user=_user(), port=sshd.port, key_files=(self.key,), known_hosts=(self.known_hosts,), agent=False, config_file=Path("/dev/null"))
-        options: dict[str, object] = {"python": PYTHON, "ssh": ssh, "timeouts": timeouts or Timeouts(connect=5, channel=5, command=20)}
-        return Host(name=sshd.name, address=sshd.address, root=str(sshd.root), **{**options, **changes})  # type: ignore[arg-type]
+        options: dict[str, object] = {"root": str(sshd.root), "python": PYTHON, "ssh": ssh, "timeouts": timeouts or Timeouts(connect=5, channel=5, command=20)}
+        return Host(name=sshd.name, address=sshd.address, **{**options, **changes})  # type: ignore[arg-type]
 
     def close(self) -> None:
         for host in self.hosts:
@@ -205,7 +214,14 @@ class SshFleet:
                 self.stop(host)
         for host in self.hosts:
             if host.namespace:
+                inside = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False)
+                for pid in inside.stdout.split():
+                    with contextlib.suppress(OSError):
+                        os.kill(int(pid), signal.SIGKILL)
+                subprocess.run(["ip", "link", "del", host.link], capture_output=True, check=False)
                 subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
+        if self.namespaces:
+            subprocess.run(["ip", "link", "del", self.switch], capture_output=True, check=False)
 
 
 def end_processes_of(root: Path) -> None:

@@ -29,8 +29,8 @@ IDLE_SECONDS = 300.0
 class Input:
     """Standard input with a limit on silence."""
 
-    def __init__(self, handle, idle):
-        self.handle, self.idle, self.buffer = handle, idle, b""
+    def __init__(self, handle, idle, buffer=b""):
+        self.handle, self.idle, self.buffer = handle, idle, buffer
 
     def read(self, count):
         """Up to `count` bytes; b"" when the other side is gone or silent."""
@@ -199,11 +199,11 @@ def _os_fault(fault):
     return HostFault("os", "%s: %s" % (fault.filename or "system call", fault.strerror))
 
 
-def serve(root, idle=IDLE_SECONDS):
-    """Answer requests until the other side is gone. Standard output is kept for replies alone."""
+def serve(root, idle=IDLE_SECONDS, begun=b""):
+    """Answer requests until the other side is gone. Standard output is kept for replies alone; `begun` was read already."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    source = Input(0, idle)
+    source = Input(0, idle, begun)
     agent = Agent(root, source)
     try:
         while True:

@@ -1,0 +1,117 @@
+"""One host from its present release to another and back, in few round trips and with the lease in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phases.errors import FleetError
+from phases.fleet.bundle import Bundle
+from phases.fleet.errors import LeaseError, UnreachableError
+from phases.fleet.lease import Lease, read_lease
+from phases.fleet.locks import HostLock
+from phases.fleet.releases import NEVER, Pushed, ReleaseStore, read_inventory, rollback_target
+from phases.fleet.services import ServiceDriver, waiting
+from phases.fleet.session import HostSession, op
+
+
+@dataclass(frozen=True)
+class Ready:
+    """When a service counts as up, seen from its own host."""
+
+    port: int
+    path: str = "/health"
+    timeout: float = 300.0  # seconds
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Seconds a lease lasts: from arming until the confirmation must have come, and from each renewal on."""
+
+    arm: float
+    bake: float
+
+
+def push(session: HostSession, lock: HostLock, bundle: Bundle) -> Pushed:
+    """Take the lock and bring the release onto the host, with the values its launch arguments need."""
+    lock.held = True
+    return ReleaseStore(session, lock).push(bundle, first=[op("describe", values=session.host.values)])
+
+
+def first_release(session: HostSession, lock: HostLock, driver: ServiceDriver, digest: str, ready: Ready) -> None:
+    """Put a host that has nothing on its first release and record it as good."""
+    store = ReleaseStore(session, lock)
+    steps = [lock.taking(), store.switching(digest), driver.restarting(session.host), waiting(driver, ready.port, ready.path, ready.timeout)]
+    session.do(*steps, op("release.good", digest=digest, token=lock.token), timeout=ready.timeout + driver.drain + 60)
+
+
+def guarded_switch(session: HostSession, lock: HostLock, driver: ServiceDriver, digest: str, ready: Ready, windows: Windows) -> Lease:
+    """Arm, switch, restart and wait in one batch; then confirm over a new connection.
+
+    Returns the confirmed lease, whose session replaces the one passed in. It must now be renewed, and kept or cancelled.
+
+    Raises: ServiceError when the new release does not come up, after the host was put back at once; LeaseError when the
+        confirmation came too late; UnreachableError when the host cannot be reached: it goes back by itself.
+    """
+    host = session.host
+    if windows.arm <= ready.timeout:
+        raise LeaseError(
+            f"the lease of {windows.arm:g} s would run out before the {ready.timeout:g} s the service may take to start.",
+            hint="Make the arm window longer than the ready timeout plus the drain.", host=host.name,
+        )  # fmt: skip
+    store, lease = ReleaseStore(session, lock), Lease(session, lock.token)
+    previous = session.do(lock.taking(), op("inventory"))[1]["current"]
+    limit = driver.drain + 30
+    arm = lease.arming(digest, previous, windows.arm, driver.restart_argv(host), driver.stop_argv(host), limit)
+    switch = store.switching(digest, lease=lease.id)
+    try:
+        session.do(arm, switch, driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + limit + 30)
+        lease.confirm(windows.bake)
+        return lease
+    except UnreachableError as fault:
+        back = f"If nobody confirms, the host goes back to {_short(previous)} by itself within {windows.arm:g} s."
+        raise type(fault)(fault.message, hint=f"{back} {fault.hint}", host=host.name) from None
+    except FleetError as fault:
+        raise _put_back(lease, fault) from None
+
+
+def _put_back(lease: Lease, fault: FleetError) -> FleetError:
+    """Cancel the lease at once rather than wait for it, and say what the host then runs."""
+    try:
+        state = read_lease(lease.session)
+        if state is None or state.id != lease.id:
+            return fault  # it was never armed: nothing has changed
+        state = lease.cancel(str(fault.message)[:200])
+        end = f"The host is back on {_short(state.current)}." if state.state == "reverted" else f"Going back ended as {state.state}: {state.reason}."
+    except FleetError as second:
+        end = f"Putting it back failed too ({second.message}); it goes back by itself when the lease runs out."
+    fault.hint = f"{fault.hint} {end}".strip()
+    return fault
+
+
+def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, ready: Ready, *, target: str = "") -> str:
+    """Go back to the recorded last-good release (or `target`): cancels an active lease, otherwise switches. Returns what runs now.
+
+    Does nothing but check the service when the host is there already. Raises: ServiceError when it does not come up.
+    """
+    session.do(lock.taking())
+    inventory = read_inventory(session)
+    lease = inventory.lease
+    if lease and lease["active"]:
+        state = Lease(session, lock.token, lease_id=lease["id"]).cancel("rolled back by the toolkit")
+        if state.state != "reverted":
+            raise LeaseError(f"going back ended as {state.state}: {state.reason}.", hint="Look at the service's log.", host=session.host.name)
+        if not target or state.current == target:
+            return state.current
+    goal = target or rollback_target(inventory, session.host.name)
+    ready_check = waiting(driver, ready.port, ready.path, ready.timeout)
+    limit = ready.timeout + driver.drain + 60
+    if inventory.current == goal and not (lease and lease["active"]) and driver.status(session).running:
+        session.do(ready_check, timeout=limit)
+        return goal
+    store = ReleaseStore(session, lock)
+    session.do(store.switching(goal), driver.restarting(session.host), ready_check, timeout=limit)
+    return goal
+
+
+def _short(digest: str) -> str:
+    return "no release" if digest == NEVER else digest[:12]
