@@ -1,0 +1,70 @@
+"""Is the candidate's kernel really active and used? SGLang only logs a plugin that fails to load, so it is checked.
+
+Two sources that the kernel's plugin fills: a fact file per rank, and its entry in `/server_info`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from phases.serving.client import Client
+from phases.serving.host import Server, ServingHost
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the ranks say they do."""
+
+    ranks: int
+    variants: tuple[str, ...]
+    builds: tuple[str, ...]
+    verify_forwards: int
+    kernel_calls: int
+    incumbent_calls: int
+    verify_seconds: float
+
+
+def read_activity(client: Client, package: str) -> list[dict[str, Any]]:
+    """The plugin's facts from /server_info, exact at this moment: one entry a scheduler that answers. [] without a plugin."""
+    found: list[dict[str, Any]] = []
+    for state in client.server_info().get("internal_states", []):
+        found += state.get(package, []) or []
+    return found
+
+
+def summarize(facts: list[dict[str, Any]]) -> Activity:
+    counters = [entry["counters"] for entry in facts]
+    return Activity(
+        ranks=len(facts),
+        variants=tuple(sorted({entry["variant"] for entry in facts})),
+        builds=tuple(sorted({entry["build"] for entry in facts})),
+        verify_forwards=sum(c["verify_forwards"] for c in counters),
+        kernel_calls=sum(c["verify_calls"] for c in counters),
+        incumbent_calls=sum(c["incumbent_calls"] for c in counters),
+        verify_seconds=sum(c["verify_seconds"] for c in counters),
+    )
+
+
+def inactive(host: ServingHost, server: Server, client: Client, package: str, backend: str, release: str) -> str:
+    """Why the candidate's kernel is not what serves, or "". Asked after requests were completed."""
+    live = [entry for entry in read_activity(client, package) if entry.get("backend") == backend]
+    files = [entry for entry in host.read_facts(server) if entry.get("backend") == backend]
+    if not live and not files:
+        return f"no rank of {server.name} reports backend {backend}: the plugin is not active"
+    if not files:
+        return f"{server.name} wrote no fact file below {server.facts}"
+    ranks = files[0].get("ranks", 1)
+    if len(files) != ranks:
+        return f"{len(files)} of {ranks} ranks of {server.name} wrote a fact file"
+    for entry in files:
+        if entry.get("release") != release:
+            return f"rank {entry.get('rank')} runs release {str(entry.get('release'))[:12] or 'none'}, not {release[:12]}"
+    used = summarize(live or files)
+    if used.verify_forwards == 0:
+        return f"{server.name} verified no tree: is speculation on?"
+    if used.kernel_calls == 0:
+        return f"{server.name} verified {used.verify_forwards} trees, none of them with the kernel"
+    if used.incumbent_calls:
+        return f"{server.name} ran {used.incumbent_calls} of its verify layers with the incumbent's attention"
+    return ""

@@ -1,0 +1,161 @@
+"""HTTP to one SGLang server: completions, scoring of given tokens, what it says about itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from phases.errors import ServingError
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer.
+
+    Attributes:
+        tokens: ids generated.
+        logprobs: natural log-probability of each, as the server's own forward that emitted it computed it.
+        prompt_tokens: number of prompt tokens.
+        verify_steps: tree-verify steps it took; 0 when the server does not speculate.
+        seconds: from sending to the whole answer, on this side.
+        first_seconds: until its first token, as the server measured it; None when it does not say.
+        server_seconds: whole request as the server measured it.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    prompt_tokens: int
+    verify_steps: int
+    seconds: float
+    first_seconds: float | None
+    server_seconds: float | None
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens a verify step."""
+        return len(self.tokens) / self.verify_steps if self.verify_steps else None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Teacher-forced log-probabilities of given tokens after a prompt, by plain prefill: no speculation, no verify.
+
+    Attributes:
+        logprobs: of each given token.
+        best: of the most probable token at the same place.
+    """
+
+    logprobs: tuple[float, ...]
+    best: tuple[float, ...]
+
+
+class Client:
+    """One server. Every failure is a ServingError naming the server and what it answered."""
+
+    def __init__(self, url: str, name: str, timeout: float = 120.0) -> None:
+        self.url, self.name, self.timeout = url, name, timeout
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxies between us and our own server
+
+    def generate(self, prompt: str | list[int], tokens: int, *, stream: bool = False) -> Completion:
+        """Greedy completion of exactly `tokens` tokens with their log-probabilities."""
+        body = self._body(prompt, tokens)
+        started = time.monotonic()
+        data = self._stream(body) if stream else self._post("/generate", body)
+        return _completion(data, time.monotonic() - started)
+
+    def tokenize(self, prompt: str) -> list[int]:
+        """The server's own ids of a prompt."""
+        body = self._body(prompt, 1) | {"logprob_start_len": 0}
+        rows = self._post("/generate", body)["meta_info"]["input_token_logprobs"]
+        return [int(row[1]) for row in rows]
+
+    def score(self, prompt: list[int], tokens: tuple[int, ...]) -> Score:
+        """Teacher-force `tokens` after `prompt`."""
+        body = self._body([*prompt, *tokens], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": 1}
+        meta = self._post("/generate", body)["meta_info"]
+        given, best = meta["input_token_logprobs"][-len(tokens) :], meta["input_top_logprobs"][-len(tokens) :]
+        if [row[1] for row in given] != list(tokens):
+            raise ServingError(f"{self.name} scored other tokens than it was given.", hint="This SGLang is not supported.")
+        return Score(tuple(float(row[0]) for row in given), tuple(float(row[0][0]) for row in best))
+
+    def health(self, timeout: float = 5.0) -> bool:
+        try:
+            return self._session.get(f"{self.url}/health", timeout=timeout).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def server_info(self) -> dict[str, Any]:
+        return self._get("/server_info").json()
+
+    def metrics(self) -> str:
+        """The Prometheus text of /metrics."""
+        return self._get("/metrics").text
+
+    def _body(self, prompt: str | list[int], tokens: int) -> dict[str, Any]:
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        return {key: prompt, "sampling_params": sampling, "return_logprob": True}
+
+    def _get(self, path: str) -> requests.Response:
+        try:
+            answer = self._session.get(f"{self.url}{path}", timeout=self.timeout)
+        except requests.RequestException as fault:
+            raise self._failed(f"GET {path}", fault) from None
+        return self._checked(answer, f"GET {path}")
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = self._session.post(f"{self.url}{path}", json=body, timeout=self.timeout)
+            return self._checked(answer, f"POST {path}").json()
+        except requests.RequestException as fault:
+            raise self._failed(f"POST {path}", fault) from None
+
+    def _stream(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Server-sent events; each holds the whole answer so far, and the last one counts."""
+        last = None
+        try:
+            with self._session.post(f"{self.url}/generate", json=body | {"stream": True}, timeout=self.timeout, stream=True) as answer:
+                self._checked(answer, "POST /generate (streaming)")
+                for line in answer.iter_lines():
+                    if line == b"data: [DONE]":
+                        break
+                    if line.startswith(b"data:"):
+                        last = json.loads(line[5:])
+                else:
+                    raise ServingError(f"{self.name} cut a stream before its end.", hint="See its log.")
+        except requests.RequestException as fault:
+            raise self._failed("POST /generate (streaming)", fault) from None
+        if last is None:
+            raise ServingError(f"{self.name} streamed an empty answer.", hint="See its log.")
+        return last
+
+    def _checked(self, answer: requests.Response, what: str) -> requests.Response:
+        if answer.status_code != 200:
+            raise ServingError(f"{self.name} answered {what} with {answer.status_code}: {answer.text[:300]}", hint="See its log.")
+        return answer
+
+    def _failed(self, what: str, fault: requests.RequestException) -> ServingError:
+        reason = f"no answer within {self.timeout:g} s" if isinstance(fault, requests.Timeout) else type(fault).__name__
+        return ServingError(f"{self.name} did not answer {what}: {reason}.", hint="See its log.")
+
+
+def _completion(data: dict[str, Any], seconds: float) -> Completion:
+    meta = data["meta_info"]
+    rows = meta.get("output_token_logprobs") or []
+    tokens = tuple(data.get("output_ids") or (int(row[1]) for row in rows))
+    return Completion(
+        tokens=tokens,
+        logprobs=tuple(float(row[0]) for row in rows),
+        text=data.get("text", ""),
+        prompt_tokens=int(meta.get("prompt_tokens", 0)),
+        verify_steps=int(meta.get("spec_verify_ct") or 0),
+        seconds=seconds,
+        first_seconds=meta.get("first_token_latency"),
+        server_seconds=meta.get("e2e_latency"),
+    )

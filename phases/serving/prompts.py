@@ -1,0 +1,56 @@
+"""The prompts outputs are compared on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from phases.errors import ServingError
+
+BUILT_IN = Path(__file__).with_name("prompts.json")
+_WORDS = (
+    "the quick brown fox jumps over lazy dog forest once upon a time there was small model which spoke in short sentences "
+    "lookup city days units metric return left right sum of two numbers number weather order count launch test ship"
+).split()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    name: str
+    kind: str  # short, long, json, code, language ...
+    text: str
+
+
+def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
+    """The prompt set of a JSON file, or the built-in one.
+
+    Raises:
+        ServingError: naming the file and the entry that is wrong.
+    """
+    source = path or BUILT_IN
+    try:
+        rows = json.loads(source.read_text(encoding="utf-8"))
+        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), str(row["text"])) for row in rows)
+    except OSError as fault:
+        raise ServingError(f"{source} cannot be read: {fault.strerror}.", hint="Check `output.prompts`.") from None
+    except (ValueError, KeyError, TypeError) as fault:
+        hint = 'It must be a JSON list of {"name", "kind", "text"}.'
+        raise ServingError(f"{source} is not a prompt set: {type(fault).__name__} {fault}.", hint=hint) from None
+    empty = [prompt.name for prompt in prompts if not prompt.text]
+    if not prompts or empty or len({prompt.name for prompt in prompts}) < len(prompts):
+        raise ServingError(f"{source} has no prompts, an empty text ({', '.join(empty) or 'none'}) or a name used twice.", hint="Mend it.")
+    return prompts
+
+
+def timing_prompt(number: int, tokens: int) -> list[int]:
+    """Token ids of a prompt of that length that shares no prefix with those of other numbers, so no cache answers for it."""
+    draw = random.Random(f"timing prompt {number}")
+    return [draw.randrange(3, 259) for _ in range(tokens)]
+
+
+def filler_text(number: int, words: int) -> str:
+    """Words in a fixed pseudo-random order, for load of a given length."""
+    draw = random.Random(f"filler {number}")
+    return " ".join(draw.choice(_WORDS) for _ in range(words))
