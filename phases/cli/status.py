@@ -55,7 +55,7 @@ def _print_reason(known: tuple[Standing, ...]) -> None:
             verb = {"approve": "Approved", "reject": "Rejected"}[approval.decision]
             click.echo(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})")
         if standing.state.value == "stale":
-            click.echo(f"Stale: the kernel's files changed since {standing.section.name} passed; run it again.")
+            click.echo(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again.")
 
 
 def _running(playbook: Playbook) -> tuple[Owner | None, list[str]]:

@@ -82,7 +82,7 @@ def identity_of(run: PhaseRun) -> str:
 
 def _manifest_facts(run: PhaseRun, context: StepContext) -> Facts:
     """Toolchain, torch, driver, GPU, host: what the steps reported under `manifest`, and what was run."""
-    merged: Facts = {"kernel_digest": run.record.kernel_digest, "toolkit": run.record.toolkit, "attempt": run.record.attempt}
+    merged: Facts = {"kernel_digest": run.record.kernel_digest, "section_digest": run.section.digest, "toolkit": run.record.toolkit, "attempt": run.record.attempt}
     for facts in context.facts.values():
         merged.update(facts.get("manifest", {}))
     return merged

@@ -25,7 +25,7 @@ class State(Enum):
     REJECTED = "rejected"
     APPROVED = "approved"
     PASSED = "passed"  # and no review wanted
-    STALE = "stale"  # passed, but the kernel is another one by now
+    STALE = "stale"  # passed, but the kernel, or what the playbook asks of it, is another one by now
 
     @property
     def lets_next_start(self) -> bool:
@@ -73,7 +73,7 @@ def require_ready(section: PhaseSection, known: tuple[Standing, ...]) -> None:
             continue
         cure = {
             State.WAITING: f"Review it: `phase gate review {standing.section.name}`, then `phase gate approve`.",
-            State.STALE: f"The kernel changed since; run `phase run {standing.section.name}` again.",
+            State.STALE: f"The kernel or its gate changed since; run `phase run {standing.section.name}` again.",
         }.get(standing.state, f"Run `phase run {standing.section.name}` first.")
         fault = GateError(f"{section.name} may not start: {standing.section.name} is {standing.state.value}.", hint=cure)
         fault.exit_code = Exit.WAITING_FOR_REVIEW if standing.state is State.WAITING else Exit.GATE_FAILED
@@ -95,6 +95,7 @@ def _state(section: PhaseSection, checkpoint: Checkpoint, approvals: list[Approv
         return State.INCONCLUSIVE
     if not checkpoint.verdict.advances:
         return State.FAILED
-    if checkpoint.manifest.get("facts", {}).get("kernel_digest") != kernel_digest:
+    facts = checkpoint.manifest.get("facts", {})
+    if facts.get("kernel_digest") != kernel_digest or facts.get("section_digest") != section.digest:
         return State.STALE
     return {ReviewState.WAITING: State.WAITING, ReviewState.APPROVED: State.APPROVED}.get(review, State.PASSED)

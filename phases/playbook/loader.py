@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
     common = read(_CommonPhaseKeys, node.without(*(key for key, _ in node.items() if key not in common_keys)), mistakes)
     settings = _by_reader(kind.settings, node.without(*common_keys), node.path, mistakes, common_keys)
     rules = _rules(common.gate, mistakes)
-    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where))
+    judged = json.dumps(node.without("review", "four_eyes").plain(), sort_keys=True)
+    digest = hashlib.sha256(judged.encode()).hexdigest()
+    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where), digest)
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:

@@ -98,6 +98,7 @@ class PhaseSection:
     rules: tuple[Rule, ...]
     settings: Any  # BuildParitySettings, or what the phase's own reader made
     where: str  # file:line
+    digest: str = ""  # SHA-256 of what is measured and judged: gate and settings, not who reviews
 
     @property
     def name(self) -> str:

@@ -64,6 +64,14 @@ def test_a_changed_kernel_makes_the_approval_stale(phase, repository, recorded):
     assert phase.json("status")["phases"][0]["state"] == "stale"
 
 
+def test_a_changed_gate_makes_the_approval_stale(phase, repository, recorded):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text() + "          min_samples: 2\n")
+    assert phase.json("status")["phases"][0]["state"] == "stale"
+    path.write_text(path.read_text().replace("          min_samples: 2\n", "# only a comment\n"))
+    assert phase.json("status")["phases"][0]["state"] == "waiting for review"
+
+
 def test_checkpoint_show_and_files(phase, recorded):
     assert phase.json("checkpoint", "show", "1")["digest"] == recorded["digest"]
     assert phase("checkpoint", "show", "latest", "--file", "table.txt").stdout == "a table\n"

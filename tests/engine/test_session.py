@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import traceback
 
@@ -159,3 +160,29 @@ def _measured(repository):
     text = (run / "journal.jsonl").read_text() if (run / "journal.jsonl").exists() else ""
     finished = any('"step-finished"' in line and '"prove"' in line for line in text.splitlines())
     return json.loads((run / "work" / "prove.json").read_text())["parity"] if finished else None
+
+
+# ---- full disk -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 500, 900, 1300, 1700, 2500, 3000])
+def test_a_full_disk_stops_the_run_and_loses_nothing(repository, limit):
+    """No file may grow beyond `limit` bytes: run.json, journal, results or git's objects fail, whichever comes first."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            repository.run()
+            code = 0
+        except PhaseError as fault:
+            code = 1 if fault.exit_code is Exit.OPERATIONAL and str(fault) else 98
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ledger = ledger_of(repository.playbook)
+    assert code == 1 and ledger.checkpoints() == []
+    outcome = repository.run(resume=bool(list((repository.path / ".phase" / "runs").glob("*/run.json"))))
+    (checkpoint,) = ledger.checkpoints()
+    assert checkpoint.digest == outcome.checkpoint["digest"] and not verify_ledger(ledger)
