@@ -12,20 +12,26 @@ from torch import Tensor
 
 from verify_attn import build, toolchain
 from verify_attn.abi import Variant, open_library, params_of
+from verify_attn.errors import KernelBuildError
 from verify_attn.problem import Problem
 
 
 @functools.lru_cache(maxsize=1)
 def built() -> build.Built:
-    """The object in use: from $VERIFY_ATTN_PREBUILT when it has one made from these sources, else built for this machine.
+    """The object in use: from the directory $VERIFY_ATTN_OBJECTS (as a release bundle has one) when set, else built here.
 
     Raises:
-        KernelBuildError: it cannot be built.
+        KernelBuildError: it cannot be built, or the directory has none made from these sources.
     """
     archs = toolchain.native_cpu_archs()
-    bundle = os.environ.get("VERIFY_ATTN_PREBUILT")
-    found = build.prebuilt("cpu", archs[0], Path(bundle)) if bundle else None
-    return found or build.build("cpu", archs)
+    bundle = os.environ.get("VERIFY_ATTN_OBJECTS")
+    if not bundle:
+        return build.build("cpu", archs)
+    found = build.prebuilt("cpu", archs[0], Path(bundle))
+    if not found:
+        raise KernelBuildError(f"VERIFY_ATTN_OBJECTS={bundle} has no object of cpu for {archs[0]} made from these sources; "
+                               "put it there, or unset VERIFY_ATTN_OBJECTS to compile it")
+    return found
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,8 +1,8 @@
 """Two variants in plain torch, for any device.
 
-`naive` is what the kernels are measured against: the textbook loop, a score row for each query and head, as the CUDA
-`naive` kernel does it. It reads the stream's KV twice for every query and head. `torch_gemm` is the best plain torch
-does: the heads and queries of a stream as the rows of two matrix products, all scores in memory between them.
+`naive` is what the kernels are measured against: head by head, as SGLang's Triton path and the CUDA `naive` kernel walk the
+KV, which is thereby read twice for every head. `torch_gemm` is the best plain torch does: the heads and queries of a
+stream as the rows of two matrix products, all scores in memory between them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from verify_attn.reference import Stream, streams
 
 
 def naive(p: Problem) -> None:
-    """Fills p.out and p.lse: one score row for each (query, head)."""
+    """Fills p.out and p.lse: for each head, scores of the stream's queries, their softmax, the weighted sum."""
     for s in streams(p):
         kv = s.kv.float()
-        value = kv[:, :p.latent_dim]
-        for t in range(s.q.shape[0]):
-            for h in range(p.heads):
-                scores = torch.mv(kv, s.q[t, h].float()).mul_(p.scale).masked_fill_(~s.visible[t], float("-inf"))
-                _write(p, s.rows.start + t, h, scores, value)
+        for h in range(p.heads):
+            scores = (s.q[:, h].float() @ kv.T).mul_(p.scale).masked_fill_(~s.visible, float("-inf"))
+            total = torch.logsumexp(scores, dim=1)
+            base = torch.where(total == float("-inf"), 0.0, total)  # a row that sees nothing
+            p.out[s.rows, h] = (torch.exp(scores - base[:, None]) @ kv[:, :p.latent_dim]).to(p.out.dtype)
+            p.lse[s.rows, h] = total
 
 
 def torch_gemm(p: Problem) -> None:
@@ -34,15 +35,6 @@ def torch_gemm(p: Problem) -> None:
         hidden = ~s.visible[:, s.prefix:]
         scores[:, :, s.prefix:].masked_fill_(hidden[:, None, :], float("-inf"))
         _write_all(p, s, scores, kv[:, :p.latent_dim])
-
-
-def _write(p: Problem, token: int, head: int, scores: Tensor, value: Tensor) -> None:
-    total = torch.logsumexp(scores, dim=0)
-    p.lse[token, head] = total
-    if total == float("-inf"):  # sees nothing
-        p.out[token, head] = 0
-    else:
-        p.out[token, head] = torch.mv(value.T, torch.exp(scores - total))
 
 
 def _write_all(p: Problem, s: Stream, scores: Tensor, value: Tensor) -> None:

@@ -36,7 +36,7 @@ _CUDA = ("verify_attn.h", "cuda/common.cuh", "cuda/host.cuh")
 
 LIBRARIES = (
     Library("cpu", "cxx", ("cpu/kernel.cpp", "cpu/entry.cpp", "cpu/pool.cpp"),
-            ("verify_attn.h", "cpu/task.h", "cpu/simd.h", "cpu/pool.h"), ("cpu",), ("x86-64-v3", "x86-64-v4")),
+            ("verify_attn.h", "cpu/task.h", "cpu/simd.h", "cpu/pool.h"), ("cpu",), ("x86-64-v3", "x86-64-v4", "aarch64")),
     Library("naive", "nvcc", ("cuda/naive.cu",), _CUDA, ("cuda_naive",),
             ("sm_80", "sm_90", "sm_120")),
     Library("per_head", "nvcc", ("cuda/per_head.cu",), (*_CUDA, "cuda/merge.cuh"), ("per_head",),

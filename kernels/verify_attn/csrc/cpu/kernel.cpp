@@ -221,7 +221,7 @@ void apply_mask(const Task& t, int64_t begin, int n, int64_t row0, int width, co
   }
 }
 
-// Online softmax (Milakov and Gimelshein 2018): turns scores into weights exp2(score - max) and returns in `shrink` what
+// Online softmax (arXiv:1805.02867): turns scores into weights exp2(score - max) and returns in `shrink` what
 // older sums must be multiplied by; whether any of them is not 1.
 template <int V> bool softmax_block(float* scores, int n, float scale_log2, float* max, float* sum, vfloat* shrink) {
   constexpr int width = V * kLanes;
