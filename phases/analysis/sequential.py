@@ -18,6 +18,7 @@ import numpy as np
 
 from phases.analysis.cells import Cell, CellPairs
 from phases.analysis.decision import Decision, Outcome
+from phases.analysis.evidence import SymmetricEvidence
 from phases.analysis.scores import MeanScore, QuantileScore
 from phases.analysis.settings import HIGHER_IS_BETTER, TestSettings, candidate_ratios
 from phases.analysis.sketch import FLOOR
@@ -48,7 +49,7 @@ class SequentialTest:
         else:
             self._score = QuantileScore(settings.quantile, lanes, dispersion=settings.dispersion)
         self._reached: tuple[Outcome, float] | None = None
-        self._deadline_passed = False
+        self._finished = False
 
     def observe(self, arm: str, t: float, value: float, status: int = 200) -> None:
         """Hand in one request that *completed* at `t` seconds; see `observe_many`."""
@@ -94,7 +95,7 @@ class SequentialTest:
 
     def finish(self, now: float) -> Decision:
         """The last look: what is undecided is INCONCLUSIVE."""
-        self._deadline_passed = True
+        self._finished = True
         return self.look(now)
 
     def _fold(self, cell: Cell) -> None:
@@ -116,39 +117,15 @@ class SequentialTest:
         self._score.learn(control, cell.seconds)
 
     def _decide(self, now: float) -> Decision:
-        settings, started = self.settings, self._pairs.started
-        above, below = self._score.evidence.log_evidence()
-        needed = -math.log(settings.alpha)
-        here = int(np.searchsorted(self._ratios, settings.threshold))
-        if above[here] >= needed and not (self._reached and self._reached[0] is Outcome.FAIL):
-            self._reached = (Outcome.FAIL, now)
-        spoiled = self._spoiled(now)
-        if below[here] >= needed and not spoiled and not self._reached:
-            self._reached = (Outcome.PASS, now)
+        settings, started, arms = self.settings, self._pairs.started, self._pairs.arms
         over = settings.deadline is not None and started is not None and now - started >= settings.deadline
-        self._deadline_passed = self._deadline_passed or over
-        outcome = self._reached[0] if self._reached else Outcome.INCONCLUSIVE if self._deadline_passed else Outcome.CONTINUE
-        if outcome is Outcome.PASS and spoiled:
-            outcome = Outcome.INCONCLUSIVE if self._deadline_passed else Outcome.CONTINUE
-        low, high = _bound(self._ratios, above >= needed, -1), _bound(self._ratios, below >= needed, 0)
-        arms = self._pairs.arms
-        return Decision(
-            outcome=outcome,
-            metric=settings.metric,
-            statistic=settings.statistic,
-            reason=self._reason(outcome, low, high, spoiled),
-            estimate=self._estimate(),
-            low=low,
-            high=high,
-            threshold=settings.threshold,
-            n=min(arm.used for arm in arms.values()),
-            counts={name: arm.accounts() for name, arm in arms.items()},
-            confidence=1.0 - 2.0 * settings.alpha,
-            at=now,
-            since=self._reached[1] if self._reached and outcome is self._reached[0] else None,
-            started=started,
-            source=self._source,
-        )
+        self._finished = self._finished or over
+        decision, self._reached = conclude(
+            settings, self._ratios, self._score.evidence, now=now, reached=self._reached, finished=self._finished,
+            spoiled=self._spoiled(now), started=started, n=min(arm.used for arm in arms.values()),
+            counts={name: arm.accounts() for name, arm in arms.items()}, source=self._source, exact=True,
+        )  # fmt: skip
+        return decision
 
     def _spoiled(self, now: float) -> str:
         """Why the data cannot support a PASS, or an empty text."""
@@ -162,28 +139,79 @@ class SequentialTest:
         silent = self._pairs.silent(now)
         return f"{silent} is silent" if silent else ""
 
-    def _reason(self, outcome: Outcome, low: float | None, high: float | None, spoiled: str) -> str:
-        limit = f"{self.settings.threshold:g}"
-        if outcome is Outcome.FAIL:
-            bound = f"{low:.3f}" if low is not None and low >= self.settings.threshold else limit
-            return f"the slowdown is at least {bound}, over the limit of {limit}"
-        if outcome is Outcome.PASS:
-            bound = f"{high:.3f}" if high is not None and high <= self.settings.threshold else limit
-            return f"the slowdown is at most {bound}, within the limit of {limit}"
-        if spoiled:
-            return spoiled
-        span = f"between {low or 0:.3f} and {'unknown' if high is None else f'{high:.3f}'}"
-        return f"the slowdown is {span}, the limit {limit} not excluded yet"
 
-    def _estimate(self) -> float | None:
-        """The candidate ratio at which the scores balance, interpolated in log."""
-        total = self._score.evidence.total
-        if not self._score.evidence.units[0] or total[0] <= 0 or total[-1] >= 0:
-            return None
-        after = int(np.argmax(total < 0))
-        before = after - 1
-        share = total[before] / (total[before] - total[after])
-        return float(np.exp(self._log_ratios[before] + share * (self._log_ratios[after] - self._log_ratios[before])))
+def conclude(
+    settings: TestSettings, ratios: np.ndarray, evidence: SymmetricEvidence, *, now: float,
+    reached: tuple[Outcome, float] | None, finished: bool, spoiled: str, started: float | None, n: int,
+    counts: dict[str, dict[str, int]], source: str, exact: bool,
+) -> tuple[Decision, tuple[Outcome, float] | None]:  # fmt: skip
+    """Read the decision off the evidence for all candidate ratios.
+
+    Args:
+        ratios: candidate ratios, ascending, shape (lanes,), one of them settings.threshold.
+        reached: PASS or FAIL reached at an earlier look, and when.
+        finished: whether there will be no more data.
+        spoiled: why the data cannot support a PASS, or empty.
+        exact: whether the scores give a point estimate.
+
+    Returns:
+        The decision, and what is reached now.
+    """
+    above, below = evidence.log_evidence()
+    needed = -math.log(settings.alpha)
+    here = int(np.searchsorted(ratios, settings.threshold))
+    if above[here] >= needed and not (reached and reached[0] is Outcome.FAIL):
+        reached = (Outcome.FAIL, now)
+    if below[here] >= needed and not spoiled and not reached:
+        reached = (Outcome.PASS, now)
+    undecided = Outcome.INCONCLUSIVE if finished else Outcome.CONTINUE
+    outcome = reached[0] if reached else undecided
+    if outcome is Outcome.PASS and spoiled:
+        outcome = undecided
+    low, high = _bound(ratios, above >= needed, -1), _bound(ratios, below >= needed, 0)
+    decision = Decision(
+        outcome=outcome,
+        metric=settings.metric,
+        statistic=settings.statistic,
+        reason=_reason(outcome, settings.threshold, low, high, spoiled),
+        estimate=_estimate(ratios, evidence) if exact else None,
+        low=low,
+        high=high,
+        threshold=settings.threshold,
+        n=n,
+        counts=counts,
+        confidence=1.0 - 2.0 * settings.alpha,
+        at=now,
+        since=reached[1] if reached and outcome is reached[0] else None,
+        started=started,
+        source=source,
+    )
+    return decision, reached
+
+
+def _reason(outcome: Outcome, threshold: float, low: float | None, high: float | None, spoiled: str) -> str:
+    limit = f"{threshold:g}"
+    if outcome is Outcome.FAIL:
+        bound = f"{low:.3f}" if low is not None and low >= threshold else limit
+        return f"the slowdown is at least {bound}, over the limit of {limit}"
+    if outcome is Outcome.PASS:
+        bound = f"{high:.3f}" if high is not None and high <= threshold else limit
+        return f"the slowdown is at most {bound}, within the limit of {limit}"
+    if spoiled:
+        return spoiled
+    span = f"between {low or 0:.3f} and {'unknown' if high is None else f'{high:.3f}'}"
+    return f"the slowdown is {span}, the limit {limit} not excluded yet"
+
+
+def _estimate(ratios: np.ndarray, evidence: SymmetricEvidence) -> float | None:
+    """The candidate ratio at which the scores balance, interpolated in log."""
+    total = evidence.total
+    if not evidence.units[0] or total[0] <= 0 or total[-1] >= 0:
+        return None
+    after = int(np.argmax(total < 0))
+    logs, before = np.log(ratios), after - 1
+    share = total[before] / (total[before] - total[after])
+    return float(np.exp(logs[before] + share * (logs[after] - logs[before])))
 
 
 def _bound(ratios: np.ndarray, excluded: np.ndarray, which: int) -> float | None:
