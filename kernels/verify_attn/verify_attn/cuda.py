@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from verify_attn import abi, build, dispatch
-from verify_attn.errors import KernelBuildError, RefusedError
+from verify_attn.errors import RefusedError
 from verify_attn.problem import Problem
 from verify_attn.sources import LIBRARIES, Library
 
@@ -57,8 +57,8 @@ def _object(library: Library, arch: str) -> Path:
         return Path(build.build(library.name, (arch,)).path)
     found = build.prebuilt(library.name, arch, Path(given))
     if not found:
-        raise KernelBuildError(f"{OBJECTS}={given} has no object of {library.name} for {arch} made from these sources; "
-                               f"put it there, or unset {OBJECTS} to compile it")
+        raise RefusedError(f"{OBJECTS}={given} has no object of {library.name} for {arch} made from these sources; "
+                           f"put it there, or unset {OBJECTS} to compile it")
     return Path(found.path)
 
 
@@ -66,7 +66,7 @@ def load(name: str, device: torch.device) -> abi.Variant:
     """The loaded variant for a device.
 
     Raises:
-        RefusedError: no such variant, or none of its architectures runs on the device.
+        RefusedError: no such variant, none of its architectures runs on the device, or the release bundle has no object.
         KernelBuildError: it cannot be compiled or loaded.
     """
     if name not in variants():

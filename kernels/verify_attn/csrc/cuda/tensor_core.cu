@@ -44,8 +44,9 @@ __device__ __forceinline__ int slot_of(const Cut &c, bool fixed, int unit, int g
 
 /* Write the tile's rows: the output itself when the block saw all keys of the stream, else the slot's partial result. */
 template <typename T>
-__device__ void write_rows(Shared &sh, const Values &values, WarpRows &rows, const Params &p, const Segment &g,
-                           const Cut &c, int slot, bool whole) {
+__device__ void write_rows(Shared &sh, const Values &values, WarpRows &rows, const Params &p, const Cut &c, int slot,
+                           bool whole) {
+  const Segment &g = sh.segment;
   int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   Parts parts = parts_in(p.workspace, int64_t(c.slots) * c.row_tiles * kRows, kLatent);
   int64_t out_row = g.s.q_begin * p.heads + g.row_begin;
@@ -87,24 +88,23 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_c
   int unit = share_begin(group, groups, total), end = share_begin(group + 1, groups, total);
   Place place = seek_unit(p, c.unit, unit);
   QueryFragments q;
-  Segment g;
   for (int b = place.stream, first = place.first; unit < end;) {
-    g.s = load_stream(p, b);
-    int units = (g.s.keys() + c.unit - 1) / c.unit, to = p.chunk ? unit + 1 : min(end, first + units);
+    Stream s = load_stream(p, b);
+    int units = (s.keys() + c.unit - 1) / c.unit, to = p.chunk ? unit + 1 : min(end, first + units);
     if (units == 0) { ++b; continue; }
-    g.row_begin = row_begin;
-    g.rows = min(kRows, g.s.q_len * p.heads - row_begin);
-    g.begin = (unit - first) * c.unit;
-    g.end = min(g.s.keys(), (to - first) * c.unit);
-    if (g.rows > 0) {
-      if (loaded != b) load_queries<T>(q, p, g), loaded = b;
+    int rows_here = min(kRows, s.q_len * p.heads - row_begin);
+    if (rows_here > 0) {
+      if (threadIdx.x == 0)
+        sh.segment = {s, row_begin, rows_here, (unit - first) * c.unit, min(s.keys(), (to - first) * c.unit)};
+      __syncthreads();
+      if (loaded != b) load_queries<T>(q, p, sh.segment), loaded = b;
       Values values = {};
       WarpRows rows;
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) rows.max[r] = -INFINITY, rows.sum[r] = 0.f;
-      attend<T>(sh, values, rows, q, p, g);
+      attend<T>(sh, values, rows, q, p);
       bool whole = unit == first && to == first + units;
-      write_rows<T>(sh, values, rows, p, g, c, slot_of(c, p.chunk, unit, group, unit == first), whole);
+      write_rows<T>(sh, values, rows, p, c, slot_of(c, p.chunk, unit, group, unit == first), whole);
     }
     unit = to;
     if (unit == first + units) first = unit, ++b;
