@@ -160,6 +160,7 @@ def plot(replay: Replay, path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     decision, looks = replay.latency, replay.looks
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -180,6 +181,8 @@ def plot(replay: Replay, path: Path) -> None:
     if decision.seconds_to_decide is not None:
         axes.axvline(decision.seconds_to_decide, linestyle=":", color="black", label=f"{decision.outcome.value}")
     axes.set(xlabel="seconds", ylabel="canary / control", ylim=(bottom * 0.95, top * 1.05), yscale="log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
     axes.set_title(f"{decision.metric} {decision.statistic}: {decision.outcome.value}, {decision.reason}", fontsize=9)
     axes.legend(fontsize=8)
     figure.savefig(path)

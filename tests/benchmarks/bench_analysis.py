@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_analysis_rivals import MINUTE, MannWhitney, Threshold
 from bench_analysis_streams import CELLS, HARD, MODELS, REQUIRED, WINDOW, Noise, Stream
 
+from phases.analysis import power, sources
+from phases.analysis.records import ArmRecords
+from phases.analysis.replay import replay_records
 from phases.analysis.scores import QuantileScore
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
@@ -118,8 +121,7 @@ def _quantiles(parts, replays: int, level: float) -> np.ndarray:
 
 
 def _share(times: np.ndarray, within: float = np.inf) -> str:
-    return f"{100 * np.mean(times[np.isfinite(times)] <= within) * np.mean(np.isfinite(times)) if len(times) else 0:.1f}%" \
-        if np.isfinite(times).any() else "0.0%"  # fmt: skip
+    return f"{100 * np.mean(np.isfinite(times) & (times <= within)):.1f}%"
 
 
 def _at(times: np.ndarray, level: float) -> str:
@@ -160,3 +162,106 @@ def print_detection(replays: int, models, quantiles=(0.95,), shrink: float = 1.0
                 others = ", ".join(f"{_share(r.fail_at)} ({_at(r.fail_at, 0.5)})" for r in done.rivals.values() if margin > 0)
                 print(f"{noise.name:26} p{quantile * 100:<3g} {ratio:>5} {margin:>6} {horizon:>6.0f} {_share(fail):>7} "
                       f"{_at(fail, 0.5):>6} {_at(fail, 0.9):>6} {_at(fail, 0.99):>6}   {others}", flush=True)  # fmt: skip
+
+
+def _record(noise: Noise, seconds: float, seed: int) -> power.Recording:
+    stream = Stream(noise, 1, seconds, 1.0, seed)
+    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
+    for number in range(int(seconds / WINDOW)):
+        for arm, (_, inside, value) in enumerate(stream.window(number)):
+            parts[arm].append((number * WINDOW + inside.astype(float), np.exp(value.astype(float))))
+    arms = []
+    for part in parts:
+        t, value = (np.concatenate(column) for column in zip(*part, strict=True))
+        arms.append(ArmRecords(t, value, np.full(len(t), 200)))
+    return power.Recording.of(*arms, TestSettings())
+
+
+def print_plan(replays: int, models, minutes: float, recordings: int) -> None:
+    """How often an equal canary passes within the time predicted from an A/A recording of so many minutes."""
+    print(f"\nPASS of an equal canary, margin 5 %, p95: predicted from {recordings} A/A recordings of {minutes:g} min, then measured")
+    print(f"{'noise':26} {'predicted, s (each recording)':40} {'PASS within':>20}")
+    for noise in models:
+        predicted = [power.duration(_record(noise, 60 * minutes, 100 + seed), TestSettings(), 1.0, longest=4 * 3600)
+                     for seed in range(recordings)]  # fmt: skip
+        known = [time for time in predicted if time is not None]
+        if not known:
+            print(f"{noise.name:26} longer than 4 h")
+            continue
+        done = Simulation(noise, ratio=1.0, horizon=max(known), replays=replays, seed=5, rivals=False).run()
+        shares = [_share(done.times[0.05].passed, within=time) for time in known]
+        print(f"{noise.name:26} {', '.join(f'{time:.0f}' for time in known):40} {', '.join(shares):>20}", flush=True)
+
+
+def print_throughput(observations: int) -> None:
+    rng, each = np.random.default_rng(0), observations // 2
+    span = each / 50.0
+    arms = {name: (np.sort(rng.uniform(0, span, each)), rng.lognormal(0, 0.5, each)) for name in ("canary", "control")}
+    started = time.perf_counter()
+    test = SequentialTest(TestSettings())
+    for name, (t, value) in arms.items():
+        test.observe_many(name, t, value)
+    test.look(span)
+    seconds = time.perf_counter() - started
+    print(f"\nThroughput: {observations} observations (50 req/s an arm, {span:.0f} s) folded in {seconds:.2f} s")
+    sizes = []
+    for length in (100, 1000):
+        tracemalloc.start()
+        test = SequentialTest(TestSettings())
+        for number in range(length):
+            for name in arms:
+                test.observe_many(name, number * WINDOW + np.linspace(0.1, 9.9, 100), rng.lognormal(0, 0.5, 100))
+            test.look((number + 1) * WINDOW)
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    print(f"Memory held after 100 and after 1000 windows: {sizes[0] / 1024:.0f} KiB, {sizes[1] / 1024:.0f} KiB")
+
+
+def print_recorded(folder: Path) -> None:
+    """The test on what two real servers served (made by record_two_servers.py)."""
+    files = sorted(folder.glob("two-servers-x*.jsonl.gz"))
+    if not files:
+        print(f"\nno recordings of real servers in {folder}")
+        return
+    print("\nTwo real SGLang servers, the canary's forward passes slowed by a known factor; margin 5 %")
+    print(f"{'recording':28} {'metric':6} {'stat':5} {'verdict':13} {'estimate':>8} {'low':>7} {'high':>7} {'n':>6} {'after':>7}")
+    for path in files:
+        recorded = sources.read([str(path)]).records
+        for metric in sorted(recorded):
+            for quantile in (0.5, 0.95, None):
+                found = replay_records(recorded, TestSettings(metric=metric, quantile=quantile), source=path.name).latency
+                cells = ["-" if value is None else f"{value:.3f}" for value in (found.estimate, found.low, found.high)]
+                after = "-" if found.seconds_to_decide is None else f"{found.seconds_to_decide:.0f} s"
+                print(f"{path.name:28} {metric:6} {found.statistic:5} {found.outcome.value:13} {cells[0]:>8} {cells[1]:>7} "
+                      f"{cells[2]:>7} {found.n:>6} {after:>7}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few replays of a few minutes: does it run, not what it reaches")
+    parser.add_argument("--replays", type=int, default=2000)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    if options.quick:
+        print_a_a(20, 600.0, MODELS[:2])
+        print_detection(20, (REQUIRED,), shrink=0.05)
+        print_plan(20, (Noise("50 req/s", rate=50.0),), minutes=4, recordings=1)
+        print_throughput(20_000)
+    else:
+        print_a_a(options.replays, 7200.0, MODELS)
+        print_a_a(options.replays, 7200.0, (REQUIRED,), quantiles=(0.5, 0.99))
+        print_a_a(options.replays, 7200.0, HARD)
+        for noise in HARD:
+            known = power.dispersion(_record(noise, 1800.0, 7), TestSettings())
+            print(f"\nthe same with dispersion {known:.2f}, measured in a 30 min A/A recording:", end="")
+            print_a_a(options.replays, 7200.0, (noise,), dispersion=known)
+        print_detection(options.replays, MODELS)
+        print_detection(options.replays, (REQUIRED,), quantiles=(0.5, 0.99))
+        print_plan(options.replays // 4, (REQUIRED, MODELS[2]), minutes=20, recordings=3)
+        print_throughput(1_000_000)
+    print_recorded(Path(__file__).parents[1] / "analysis" / "data")
+    print(f"\ntook {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
