@@ -84,6 +84,13 @@ class Client:
             raise ServingError(f"{self.name} scored other tokens than it was given.", hint="This SGLang is not supported.")
         return Score(tuple(float(row[0]) for row in given), tuple(float(row[0][0]) for row in best))
 
+    def flush_cache(self) -> None:
+        """Forget cached prefixes, so that what was asked before does not decide how a prompt is computed."""
+        try:
+            self._checked(self._session.post(f"{self.url}/flush_cache", timeout=self.timeout), "POST /flush_cache")
+        except requests.RequestException as fault:
+            raise self._failed("POST /flush_cache", fault) from None
+
     def health(self, timeout: float = 5.0) -> bool:
         try:
             return self._session.get(f"{self.url}/health", timeout=timeout).status_code == 200

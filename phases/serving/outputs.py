@@ -50,29 +50,47 @@ class Answer:
 
 
 def collect(
-    client: Client, teacher: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]
-) -> list[Answer]:
-    """Answers of one server to every prompt in every mode, scored by the teacher.
+    client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]
+) -> list[tuple[str, str, list[int], Completion]]:
+    """Answers of one server to every prompt in every mode: prompt name, mode, prompt ids, completion.
+
+    Each concurrency starts from an empty prefix cache; streaming finds the prompts cached. The same requests in the same
+    order go to every server, since what was asked before decides what is cached, and that what a draft model proposes.
 
     Raises:
         ServingError: a request failed, or an answer lacks tokens or log-probabilities.
     """
-    ids = {prompt.name: teacher.tokenize(prompt.text) for prompt in prompts}
-    answers = []
+    ids = {prompt.name: client.tokenize(prompt.text) for prompt in prompts}
+    found = []
     for mode, level, stream in [*((f"concurrency {level}", level, False) for level in levels), (STREAMED, 1, True)]:
         progress(f"{client.name}: {len(prompts)} prompts, {mode}")
         chosen = prompts if not stream else prompts[:: max(1, len(prompts) // 6)]
+        if not stream:
+            client.flush_cache()
         with ThreadPoolExecutor(level) as pool:
             done = list(pool.map(lambda prompt: client.generate(ids[prompt.name], tokens, stream=stream), chosen))
         for prompt, completion in zip(chosen, done):
             _require_whole(client, prompt, completion, tokens)
-            answers.append(Answer(prompt.name, mode, completion, teacher.score(ids[prompt.name], completion.tokens)))
+            found.append((prompt.name, mode, ids[prompt.name], completion))
+    return found
+
+
+def score(teacher: Client, collected: Sequence[tuple[str, str, list[int], Completion]]) -> list[Answer]:
+    """Teacher-force every answer; equal answers to a prompt are scored once."""
+    known: dict[tuple[str, tuple[int, ...]], Score] = {}
+    answers = []
+    for prompt, mode, ids, completion in collected:
+        key = (prompt, completion.tokens)
+        if key not in known:
+            known[key] = teacher.score(ids, completion.tokens)
+        answers.append(Answer(prompt, mode, completion, known[key]))
     return answers
 
 
-def repeat(client: Client, teacher: Client, prompts: Sequence[Prompt], tokens: int) -> dict[str, tuple[int, ...]]:
+def repeat(client: Client, prompts: Sequence[Prompt], tokens: int) -> dict[str, tuple[int, ...]]:
     """The answers once more, one by one: what a deterministic server gives again."""
-    return {prompt.name: client.generate(teacher.tokenize(prompt.text), tokens).tokens for prompt in prompts}
+    client.flush_cache()
+    return {prompt.name: client.generate(client.tokenize(prompt.text), tokens).tokens for prompt in prompts}
 
 
 def compare(

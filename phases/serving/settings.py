@@ -61,8 +61,8 @@ class LatencySettings:
     """Paired, interleaved timing."""
 
     pairs: int = setting(12, at_least=3, help="prompts timed on both servers, in random order")
-    tokens: int = setting(48, at_least=8, help="tokens generated a prompt")
-    prompt_tokens: int = setting(1500, at_least=16, help="length of each prompt, about")
+    tokens: int = setting(40, at_least=8, help="tokens generated a prompt")
+    prompt_tokens: int = setting(1000, at_least=16, help="length of each prompt, about")
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,6 @@ def activate() -> None:
     _accept_names(names)
     for name in names:
         _register_backend(name)
-        if not on_cuda:
-            _always_absorbed(name)
     draft.hook_factory()
     publish.hook_server_info()
     if not on_cuda:
@@ -59,10 +57,3 @@ def _register_backend(name: str) -> None:
 
         return create_backend(name, runner)
 
-
-def _always_absorbed(name: str) -> None:
-    """Use MLA's absorbed form for prefill too: the torch backend reads latent rows and nothing else."""
-    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
-    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
-
-    AttentionBackendRegistry.register(name, lambda attention, batch: AttnForwardMethod.MLA)

@@ -4,7 +4,8 @@ SGLang's own `torch_native` backend fails on tree verify and reads MLA's pool wr
 speculation needs this one. It is the incumbent of local playbooks and everything but tree verify of our CPU backend.
 
 A forward is cut into `Segment`s once, in `init_forward_metadata`; every layer then attends segment by segment in MLA's
-absorbed form: the rows of the latent pool are key (all of a row) and value (its latent part) at once, for all heads.
+absorbed form: the rows of the latent pool are key (all of a row) and value (its latent part) at once, for all heads. Only
+prefill without a cached prefix comes in the expanded form, with keys and values a head, since SGLang chooses so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from verify_attn.sglang import publish
 from verify_attn.sglang.facts import Counters
@@ -32,7 +34,7 @@ class Segment:
         first, last: query rows [first, last).
         slots: [keys] int64.
         causal_from: query row i sees the first causal_from + i + 1 keys; None: all keys, or as `tree` says.
-        tree: [rows, rows] bool, which of the last `rows` keys each query row sees, beside all before them.
+        tree: [rows, n] bool, which of the last n keys each query row sees, beside all keys before them.
     """
 
     first: int
@@ -108,15 +110,20 @@ class TorchBackend(AttentionBackend):
         """Attend after the new rows are in the pool.
 
         Args:
-            q: [rows, heads * (latent + rope)], absorbed.
-            k, v: [rows, 1, latent + rope] and [rows, 1, latent]: the rows to write first.
+            q: [rows, heads * (latent + rope)], absorbed; or [rows, heads * head size], expanded.
+            k, v: absorbed: [rows, 1, latent + rope] and [rows, 1, latent], the rows to write first; expanded: [rows, heads,
+                head size], already written by the model in their latent form.
         Returns:
-            [rows, heads * latent].
+            [rows, heads * latent], or [rows, heads * value size].
         """
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = q.new_zeros(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        if layer.tp_k_head_num > 1:
+            k, v = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim), v.view(-1, layer.tp_k_head_num, layer.v_head_dim)
+            self.attend_expanded(q, k, v, layer.scaling, out)
+            return out.view(q.shape[0], -1)
         pool = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         if self.verifying:
             started = time.perf_counter()
@@ -136,8 +143,17 @@ class TorchBackend(AttentionBackend):
             rows = pool[segment.slots, 0].to(q.dtype)
             for first in range(segment.first, segment.last, QUERY_BLOCK):
                 last = min(first + QUERY_BLOCK, segment.last)
-                visible = _visible(segment, first, last, rows.shape[0])
-                out[first:last] = _attention(q[first:last], rows, scale, out.shape[-1], visible)
+                keys = rows if segment.causal_from is None else rows[: segment.causal_from + last - segment.first]
+                visible = _visible(segment, first, last, keys.shape[0])
+                out[first:last] = _attention(q[first:last], keys, scale, out.shape[-1], visible)
+
+    def attend_expanded(self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
+        """Causal attention of each request's new tokens among themselves; there is no prefix."""
+        for segment in self.segments:
+            part = slice(segment.first, segment.last)
+            heads_first = (tensor[part].transpose(0, 1)[None] for tensor in (q, k, v))
+            attended = scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale)
+            out[part] = attended[0].transpose(0, 1)
 
 
 class TorchDraftDecode:
@@ -155,12 +171,12 @@ class TorchDraftDecode:
         table = self.attn_backends[0].req_to_token_pool.req_to_token
         requests = list(zip(forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist()))
         for step, backend in enumerate(self.attn_backends):
+            own = torch.eye(self.topk, dtype=torch.bool).repeat_interleave(step + 1, 1)  # candidate t sees its own slots
             segments = []
-            for row, length in requests:
-                for candidate in range(self.topk):
-                    start = length + candidate * self.steps
-                    slots = torch.cat([table[row, :length], table[row, start : start + step + 1]]).long()
-                    segments.append(Segment(len(segments), len(segments) + 1, slots))
+            for i, (row, length) in enumerate(requests):
+                starts = range(length, length + self.topk * self.steps, self.steps)
+                slots = torch.cat([table[row, :length], *(table[row, start : start + step + 1] for start in starts)])
+                segments.append(Segment(i * self.topk, (i + 1) * self.topk, slots.long(), tree=own))
             backend.segments = segments
 
 
