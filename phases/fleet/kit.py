@@ -34,10 +34,13 @@ if not have:
     os.mkdir(new)
     for n,text in json.loads(line).items():
         with open(os.path.join(new,n),'w') as f: f.write(text); f.flush(); os.fsync(f.fileno())
-    if os.path.isdir(kit): os.rename(kit,'%s.%d.old'%(kit,os.getpid()))
-    try: os.rename(new,kit)
-    except OSError:
-        if not good(): raise
+    for _ in range(9):
+        try: os.rename(new,kit)
+        except OSError:
+            if good(): break
+            try: os.rename(kit,new+'.damaged')
+            except OSError: pass
+        else: break
     link=os.path.join(base,'kit'); temporary='%s.%d'%(link,os.getpid())
     os.symlink(digest,temporary); os.replace(temporary,link)
 sys.path.insert(0,kit)

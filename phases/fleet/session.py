@@ -55,6 +55,8 @@ class HostSession:
             it is not known how far the batch got: observe before acting again.
         """
         limit = self.host.timeouts.command if timeout is None else timeout
+        if self._stream is not None and not self._stream.alive():
+            self._drop()  # it ended while nothing was asked of it: idle for too long, killed, or the connection broke
         stream = self._stream or self._start()
         request = json.dumps({"do": list(operations)}).encode() + b"\n"
         try:

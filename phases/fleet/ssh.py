@@ -117,6 +117,10 @@ class _SshStream:
         self.owner, self.host, self.channel = owner, owner.host, channel
         self._errors, self._early = b"", b""
 
+    def alive(self) -> bool:
+        transport = self.channel.get_transport()
+        return transport.is_active() and not self.channel.closed and not self.channel.exit_status_ready()
+
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         """Send everything; each megabyte has `timeout` seconds."""
         view = memoryview(data)

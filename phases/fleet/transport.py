@@ -47,6 +47,10 @@ class Completed:
 class Stream(Protocol):
     """A running program's standard input and output."""
 
+    def alive(self) -> bool:
+        """False once the program is known to have ended or the connection to be gone."""
+        ...
+
     def write(self, data: bytes | memoryview, timeout: float) -> None: ...
 
     def read(self, timeout: float) -> bytes:
@@ -152,6 +156,9 @@ class _LocalStream:
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
         self._early = b""  # output that came while input was written
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         view = memoryview(data)

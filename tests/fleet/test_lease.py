@@ -1,0 +1,453 @@
+"""The lease: what happens when nobody comes back, comes too early or too late, and when the guard or the host fails.
+
+Deadlines here are short but real; what must not happen within one is checked against the state, not against a stopwatch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phases.fleet.bundle import Bundle
+from phases.fleet.deploy import Windows, first_release, guarded_switch, push, switch_back
+from phases.fleet.errors import LeaseError, ReleaseError, ServiceError, code_of
+from phases.fleet.host import Host
+from phases.fleet.lease import Lease, LeaseState, read_lease
+from phases.fleet.locks import HostLock, show_lock
+from phases.fleet.releases import NEVER, ReleaseStore, read_audit, read_inventory
+from phases.fleet.services import ProcessDriver
+from phases.fleet.session import HostSession, op
+from phases.fleet.transport import connect
+from tests.fleet.conftest import ready_of, service_bundle
+
+JUMP = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *now) {
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+  int code = real(id, now);
+  FILE *file;
+  if (id == CLOCK_REALTIME && (file = fopen(getenv("JUMP_FILE"), "r"))) {
+    long offset = 0;
+    if (fscanf(file, "%ld", &offset) == 1) now->tv_sec += offset;
+    fclose(file);
+  }
+  return code;
+}
+"""
+LONG = 600.0  # a window no test waits for
+ONHOST = Path(__file__).parents[2] / "phases/fleet/onhost"
+
+
+def eventually(true: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until something holds; the limit is only there so that a failure ends."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "it never came to hold"
+        time.sleep(0.05)
+
+
+class Worker:
+    """A host with a running old release and a pushed new one."""
+
+    def __init__(self, host: Host, driver: ProcessDriver) -> None:
+        self.host, self.driver, self.session = host, driver, HostSession(connect(host))
+        self.lock = HostLock(self.session, "test")
+        self.old, self.new = service_bundle(), service_bundle()
+        for bundle in (self.old, self.new):
+            push(self.session, self.lock, bundle)
+        first_release(self.session, self.lock, driver, self.old.digest, ready_of(host))
+        self.lease = Lease(self.session, self.lock.token)
+
+    def arm(self, window: float = LONG, release: Bundle | None = None) -> LeaseState:
+        host = self.host
+        return self.lease.arm((release or self.new).digest, self.old.digest, window, self.driver.restart_argv(host), self.driver.stop_argv(host))
+
+    def switch(self) -> None:
+        self.session.do(ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id), self.driver.restarting(self.host))
+
+
+    def record(self) -> dict[str, object]:
+        return json.loads(Path(self.host.root, "lease.json").read_text())
+
+    def change(self, **fields: object) -> None:
+        path = Path(self.host.root, "lease.json")
+        path.write_text(json.dumps({**self.record(), **fields}))
+
+    def current(self) -> str:
+        return os.path.basename(os.readlink(Path(self.host.root, "current")))
+
+    def served(self) -> str:
+        """The release that the running service says it is."""
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.host.values['port']}/", timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
+
+    def events(self) -> list[str]:
+        lines = Path(self.host.root, "audit.log").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines]
+
+
+@pytest.fixture
+def worker(local: Host, driver: ProcessDriver) -> Worker:
+    made = Worker(local, driver)
+    yield made
+    made.session.close()
+    made.lease.session.close()
+
+
+def test_nobody_confirms_and_the_host_goes_back_by_itself(worker: Worker) -> None:
+    worker.arm(1.0)
+    worker.switch()
+    assert worker.current() == worker.new.digest
+    eventually(lambda: worker.record()["state"] == "reverted")
+    assert worker.current() == worker.old.digest
+    eventually(lambda: worker.served() == worker.old.digest)
+    assert worker.events()[-2:] == ["lease_reverting", "lease_reverted"]
+    with pytest.raises(LeaseError, match="already reverted: nobody confirmed in 1 s"):
+        worker.lease.confirm(LONG)
+
+
+def test_confirmed_renewed_and_kept(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    assert worker.lease.confirm(LONG).state == "confirmed"
+    before = worker.lease.observe().seconds_left
+    assert worker.lease.renew(2 * LONG).seconds_left > before + LONG / 2
+    assert worker.lease.keep().state == "kept"
+    assert worker.lease.keep().state == "kept", "keeping twice is keeping once"
+    found = read_inventory(worker.lease.session)
+    assert found.current == found.last_good == worker.new.digest
+    guard = worker.record()["guard"]["pid"]
+    eventually(lambda: not Path(f"/proc/{guard}/cmdline").exists() or not Path(f"/proc/{guard}/cmdline").read_bytes())
+    assert worker.events()[-3:] == ["switched", "lease_confirmed", "lease_kept"]
+
+
+def test_a_confirmed_lease_that_is_not_renewed_goes_back(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(1.0)
+    eventually(lambda: worker.record()["state"] == "reverted")
+    assert worker.record()["reason"] == "nobody renewed in 1 s"
+    with pytest.raises(LeaseError, match="already reverted"):
+        worker.lease.renew(LONG)
+
+
+def test_the_arming_connection_cannot_confirm(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    with pytest.raises(LeaseError, match="over the connection that armed"):
+        worker.session.do(op("lease.confirm", lease_id=worker.lease.id, window=LONG))
+    assert worker.lease.observe().state == "armed"
+
+
+def test_before_the_switch_a_confirmation_proves_nothing(worker: Worker) -> None:
+    worker.arm()
+    session = worker.session.fresh()
+    with pytest.raises(LeaseError, match="not the leased release yet.*still armed") as caught:
+        session.do(op("lease.confirm", lease_id=worker.lease.id, window=LONG))
+    assert code_of(caught.value) == "lease_early"
+    worker.switch()
+    assert session.do(op("lease.confirm", lease_id=worker.lease.id, window=LONG))[0]["state"] == "confirmed"
+    session.close()
+
+
+def test_right_after_the_switch_a_confirmation_counts_even_if_the_guard_has_not_looked(worker: Worker) -> None:
+    """Field failure: rolled back although activation succeeded, since the confirmation came before anybody watched."""
+    worker.arm()
+    guard = worker.record()["guard"]["pid"]
+    os.kill(guard, signal.SIGSTOP)
+    try:
+        worker.switch()
+        assert worker.lease.confirm(LONG).state == "confirmed"
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    time.sleep(1.0)  # the guard has had its look by now
+    assert worker.record()["state"] == "confirmed" and worker.current() == worker.new.digest
+
+
+def test_too_late_is_decided_by_the_clock_not_by_who_is_faster(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) - 0.001)
+    with pytest.raises(LeaseError) as caught:
+        worker.lease.confirm(LONG)
+    assert code_of(caught.value) in ("lease_expired", "lease_over")
+    eventually(lambda: worker.record()["state"] == "reverted")
+
+
+def test_a_switch_after_the_lease_ran_out_is_refused(worker: Worker) -> None:
+    worker.arm(0.5)
+    eventually(lambda: worker.record()["state"] == "reverted")
+    with pytest.raises(LeaseError, match="already reverted"):
+        worker.switch()
+    assert worker.current() == worker.old.digest
+
+
+def test_without_the_lease_nobody_switches_a_guarded_host(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    with pytest.raises(LeaseError, match="armed lease guards this host"):
+        ReleaseStore(worker.session, worker.lock).switch(worker.old.digest)
+    with pytest.raises(LeaseError, match="another lease is armed"):
+        Lease(worker.session, worker.lock.token).arm(worker.new.digest, worker.old.digest, LONG, [], [])
+
+
+def test_the_way_back_must_be_good_before_anything_moves(worker: Worker) -> None:
+    Path(worker.host.root, "releases", worker.old.digest, "objects/kernel.so").write_bytes(b"rot")
+    with pytest.raises(ReleaseError, match="is damaged"):
+        worker.arm()
+    assert worker.lease.observe() is None
+    with pytest.raises(LeaseError, match="nothing to switch|go back to"):
+        Lease(worker.session, worker.lock.token).arm(worker.new.digest, worker.new.digest, LONG, [], [])
+
+
+def test_somebody_else_changed_the_host(worker: Worker) -> None:
+    ReleaseStore(worker.session, worker.lock).switch(worker.new.digest)
+    third = service_bundle()
+    push(worker.session, worker.lock, third)
+    with pytest.raises(ReleaseError, match="as the run expects.*Somebody else"):
+        worker.arm(release=third)
+
+
+def test_a_killed_guard_is_noticed_and_replaced_by_the_next_contact(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    first = worker.record()["guard"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: not worker.lease.observe().guard_works)
+    state = worker.lease.renew(LONG)
+    assert state.guard_works and worker.record()["guard"]["pid"] != first
+    assert "guard_lost" in worker.events()
+    worker.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.2)
+    eventually(lambda: worker.record()["state"] == "reverted")
+
+
+def test_a_stopped_guard_counts_as_lost(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    first = worker.record()["guard"]["pid"]
+    os.kill(first, signal.SIGSTOP)
+    eventually(lambda: not worker.lease.observe().guard_works)
+    assert worker.lease.renew(LONG).guard_works
+    assert worker.record()["guard"]["pid"] != first
+
+
+def test_guard_and_toolkit_both_gone_the_next_start_of_the_service_goes_back(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    os.kill(worker.record()["guard"]["pid"], signal.SIGKILL)
+    worker.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
+    subprocess.run(worker.driver.restart_argv(worker.host), check=True, capture_output=True)
+    assert worker.current() == worker.old.digest and worker.record()["state"] == "reverted"
+    eventually(lambda: worker.served() == worker.old.digest)
+
+
+def test_after_a_reboot_the_service_starts_the_previous_release(worker: Worker) -> None:
+    """A reboot is simulated by what it leaves: no process, and a lease with another boot's id."""
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    worker.session.close()
+    worker.lease.session.close()
+    os.kill(worker.record()["guard"]["pid"], signal.SIGKILL)
+    subprocess.run(worker.driver.stop_argv(worker.host), check=True, capture_output=True)
+    worker.change(boot="0000-another-boot")
+    start = [worker.host.python, str(ONHOST / "guard.py"), "exec", worker.host.root]
+    service = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: worker.served() == worker.old.digest)
+        assert "rebooted" in worker.record()["reason"] and worker.current() == worker.old.digest
+    finally:
+        service.kill()
+        service.wait()
+
+
+def test_after_a_reboot_the_next_contact_goes_back_where_nothing_starts_by_itself(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    os.kill(worker.record()["guard"]["pid"], signal.SIGKILL)
+    worker.change(boot="0000-another-boot")
+    with HostSession(connect(worker.host)) as session:
+        session.do(op("inventory"))
+        eventually(lambda: read_lease(session).state == "reverted")
+    assert worker.current() == worker.old.digest
+    eventually(lambda: worker.served() == worker.old.digest)
+
+
+def test_a_guard_killed_while_going_back_is_finished_by_the_next_contact(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    guard = worker.record()["guard"]["pid"]
+    os.kill(guard, signal.SIGKILL)
+    worker.change(state="reverting", reason="the test says so")
+    with HostSession(connect(worker.host)) as session:
+        session.do(op("inventory"))
+        eventually(lambda: read_lease(session).state == "reverted")
+    assert worker.current() == worker.old.digest
+
+
+@pytest.mark.parametrize("jump", ["2592000", "-2592000"])
+def test_setting_the_wall_clock_changes_nothing(worker: Worker, jump: str, tmp_path: Path) -> None:
+    """The guard sees the wall clock jump by a month, forwards and backwards, while the lease runs.
+
+    Only its own view is changed, by a small library in front of libc: the machine's clock belongs to everybody.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler here")
+    clock, library = tmp_path / "offset", tmp_path / "jump.so"
+    clock.write_text("0")
+    (tmp_path / "jump.c").write_text(JUMP)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "jump.c", "-ldl"], check=True)
+    worker.arm()
+    worker.switch()
+    os.kill(worker.record()["guard"]["pid"], signal.SIGKILL)
+    faked = {"LD_PRELOAD": str(library), "JUMP_FILE": str(clock)}
+    guard = subprocess.Popen([worker.host.python, str(ONHOST / "guard.py"), "watch", worker.host.root, worker.lease.id], env={**os.environ, **faked})
+    try:
+        eventually(lambda: worker.record()["guard"]["pid"] == guard.pid)
+        clock.write_text(jump)
+        time.sleep(1.5)  # several looks of the guard at the jumped clock
+        assert worker.record()["state"] == "armed" and worker.lease.observe().guard_works
+        worker.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.5)
+        eventually(lambda: worker.record()["state"] == "reverted")
+        lines = Path(worker.host.root, "audit.log").read_text().splitlines()
+        stamps = {entry["event"]: entry["time"] for entry in map(json.loads, lines)}
+        assert abs(stamps["lease_reverting"] - stamps["lease_armed"]) > 86400 * 20, "the jump must really have been seen"
+    finally:
+        guard.kill()
+        guard.wait()
+
+
+def test_cancel_goes_back_at_once(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    state = worker.lease.cancel("the canary is slower")
+    assert (state.state, state.reason, state.current) == ("reverted", "the canary is slower", worker.old.digest)
+    eventually(lambda: worker.served() == worker.old.digest)
+    assert worker.lease.cancel("again").state == "reverted"
+
+
+def test_a_first_release_that_is_not_confirmed_leaves_nothing_running(local: Host, driver: ProcessDriver) -> None:
+    with HostSession(connect(local)) as session:
+        lock, bundle = HostLock(session, "test"), service_bundle()
+        push(session, lock, bundle)
+        lease = Lease(session, lock.token)
+        lease.arm(bundle.digest, NEVER, LONG, driver.restart_argv(local), driver.stop_argv(local))
+        session.do(ReleaseStore(session, lock).switching(bundle.digest, lease=lease.id), driver.restarting(local))
+        assert driver.status(session).running
+        assert lease.cancel("no").state == "reverted"
+        assert read_inventory(session).current == NEVER and not driver.status(session).running
+
+
+def test_a_service_that_will_not_restart_is_reported_as_such(worker: Worker) -> None:
+    worker.lease.arm(worker.new.digest, worker.old.digest, LONG, ["false"], ["false"])
+    worker.switch()
+    state = worker.lease.cancel("go back")
+    assert state.state == "revert_failed" and "did not restart" in state.reason
+    assert state.current == worker.old.digest, "the link is back even so: any later start is the old release"
+
+
+def test_the_lease_keeps_the_lock_when_the_toolkit_is_gone_and_frees_it_afterwards(worker: Worker) -> None:
+    worker.arm(2.0)
+    worker.switch()
+    worker.session.close()
+    with HostSession(connect(worker.host)) as session:
+        held = show_lock(session)
+        assert held and not held.orphan and held.token == worker.lock.token
+        eventually(lambda: read_lease(session).state == "reverted")
+        assert show_lock(session) is None
+        assert "lock_dropped" in [entry["event"] for entry in read_audit(session)[0]]
+
+
+def test_a_full_disk_does_not_keep_the_host_from_going_back(worker: Worker, tmp_path: Path) -> None:
+    """Writing fails everywhere below the root (a read-only view would do as well); the link and the service still go back."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small], check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    host = Host("here", "local", str(small / "w"), python=worker.host.python, values=worker.host.values)
+    worker.driver.stop_argv(worker.host)
+    subprocess.run(worker.driver.stop_argv(worker.host), check=True, capture_output=True)
+    other = Worker(host, worker.driver)
+    try:
+        other.arm(2.0)
+        other.switch()
+        with open(small / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(bytes(4096))
+        eventually(lambda: other.current() == other.old.digest)
+        eventually(lambda: other.served() == other.old.digest)
+    finally:
+        from tests.fleet.sshfleet import end_processes_of
+
+        other.session.close()
+        end_processes_of(small / "w")
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def test_guarded_switch_and_back(worker: Worker) -> None:
+    ready = ready_of(worker.host)
+    lease = guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready, Windows(60, 60))
+    assert worker.served() == worker.new.digest
+    lock = HostLock(lease.session, "test", token=worker.lock.token)
+    assert switch_back(lease.session, lock, worker.driver, ready) == worker.old.digest
+    assert worker.served() == worker.old.digest
+    assert switch_back(lease.session, lock, worker.driver, ready) == worker.old.digest, "again: nothing to do"
+    lease.session.close()
+
+
+@pytest.mark.parametrize("fault, message", [({"crash": True}, "ended at once|while it was waited for"), ({"sick": True}, "did not answer 200")])
+def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: Worker, fault: dict[str, object], message: str) -> None:
+    """Field failure: activation fails at once but the tool waits for the whole timeout; failing hosts show no logs."""
+    bad = service_bundle(**fault)
+    push(worker.session, worker.lock, bad)
+    with pytest.raises(ServiceError, match=message) as caught:
+        guarded_switch(worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 3), Windows(LONG, LONG))
+    assert f"back on {worker.old.digest[:12]}" in caught.value.hint
+    if "crash" in fault:
+        assert "no kernel image is available" in str(caught.value)
+    assert worker.served() == worker.old.digest
+
+
+def test_a_window_shorter_than_a_start_may_take_is_refused(worker: Worker) -> None:
+    with pytest.raises(LeaseError, match="would run out before"):
+        guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready_of(worker.host, 30), Windows(20, 60))
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.12", "3.13"])
+def test_the_host_scripts_run_on_old_and_new_pythons(version: str, local: Host, driver: ProcessDriver) -> None:
+    import dataclasses
+
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")) + [Path(p) for p in [shutil.which(f"python{version}")] if p and "shims" not in p]
+    if not found:
+        pytest.skip(f"no Python {version} here")
+    worker = Worker(dataclasses.replace(local, python=str(found[0])), driver)
+    worker.arm(1.0)
+    worker.switch()
+    eventually(lambda: worker.record()["state"] == "reverted")
+    eventually(lambda: worker.served() == worker.old.digest)
+    worker.session.close()
+    assert sys.version_info >= (3, 11)
