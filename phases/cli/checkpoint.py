@@ -108,10 +108,10 @@ def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> 
     before, after = ledger.find(first), ledger.find(second)
     compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
     if as_json:
-        print_json({"first": before.to_json(), "second": after.to_json(), "diff": report_diff.to_json(compared)})
+        print_json({"first": before.to_json(), "second": after.to_json(), "diff": compared.to_json()})
         return
     click.echo(f"{before.name} → {after.name}")
-    click.echo(report_diff.table(compared).rstrip())
+    click.echo(report_diff.text(compared, (str(before.number), str(after.number))).rstrip())
 
 
 def _results(ledger: Ledger, found: Checkpoint) -> Results:

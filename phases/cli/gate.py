@@ -38,11 +38,12 @@ def gate() -> None:
     """
 
 
-@click.command(epilog=example("phase gate review", "phase gate review build-parity", "phase gate review 3 --json"))
+@click.command(epilog=example("phase gate review", "phase gate review build-parity", "phase gate review 3 --html review.html"))
 @which
+@click.option("--html", "html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the review as one self-contained page.")
 @playbook_option
 @json_option
-def review(checkpoint: str | None, playbook_path: Path | None, as_json: bool) -> None:
+def review(checkpoint: str | None, html: Path | None, playbook_path: Path | None, as_json: bool) -> None:
     """Show what a gate concluded, rule by rule: estimate, interval, samples, threshold, source.
 
     Exits with 0 whatever the verdict: showing it worked.
@@ -55,6 +56,8 @@ def review(checkpoint: str | None, playbook_path: Path | None, as_json: bool) ->
     files = ledger.files(chosen)
     outcome = read_gate(chosen, files)
     approvals = ledger.approvals(chosen)
+    if html is not None:
+        _write_page(ledger, chosen, playbook, html)
     if as_json:
         print_json({"checkpoint": chosen.to_json(), "gate": outcome.to_json(), "approvals": [vars(row) for row in approvals]})
         return
@@ -113,6 +116,15 @@ def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint
         return mine[-1]
     of_phase = [checkpoint for checkpoint in mine if checkpoint.phase == wanted]
     return of_phase[-1] if of_phase else ledger.find(wanted or "latest")
+
+
+def _write_page(ledger: Ledger, checkpoint: Checkpoint, playbook: Playbook, path: Path) -> None:
+    from phases.report import page
+    from phases.report.view import view_of_checkpoint
+
+    required = any(section.name == checkpoint.phase and section.review.value == "required" for section in playbook.phases)
+    path.write_text(page.render(view_of_checkpoint(ledger, checkpoint, review_required=required)))
+    note(f"wrote {path}")
 
 
 def _ask_digest(checkpoint: Checkpoint) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import example, json_option, print_json
+from phases.cli.common import example, json_option, print_json, show_table
 from phases.cli.lazy import LazyGroup
+from phases.errors import UsageError
+
+if TYPE_CHECKING:
+    from phases.kernel.survey import Surveyed
 
 
 @click.group(cls=LazyGroup, table={
@@ -31,8 +37,29 @@ def survey(python: str, page_size: int, gpu: str, as_json: bool) -> None:
     """
     from phases.kernel import survey as kernel_survey
 
-    found = kernel_survey.survey(python, page_size=page_size, gpu=gpu)
+    found = kernel_survey.survey(python, page_size=page_size, sm=_capability(gpu))
     if as_json:
-        print_json({"python": python, "kernels": kernel_survey.to_json(found)})
+        print_json(found.to_json())
         return
-    click.echo(kernel_survey.table(found).rstrip())
+    click.echo(f"{found.python}, torch {found.torch or 'not installed'}, GPU {', '.join(found.gpus) or 'none here (name one with --gpu)'}")
+    columns = ["kernel", "version", "built for", "tree mask", f"page {page_size}", f"sm_{found.sm}" if found.sm else "GPU", "usable"]
+    show_table(columns, [_row(kernel) for kernel in found.kernels], {"yes": "green", "no": "red", "?": "yellow"})
+    for kernel in found.kernels:
+        for what, answer in (("tree mask", kernel.tree), ("page size", kernel.page), ("GPU", kernel.gpu)):
+            if answer.ok is not True and not (what == "GPU" and found.sm is None):  # said once, in the first line
+                click.echo(f"  {kernel.name}, {what}: {answer.why}")
+
+
+def _row(kernel: Surveyed) -> list[str]:
+    said = {True: "yes", False: "no", None: "?"}
+    version = kernel.version or ("installed" if kernel.installed else "not installed")
+    usable = "yes" if kernel.usable else "no"
+    return [kernel.name, version, " ".join(kernel.built_for) or "-", said[kernel.tree.ok], said[kernel.page.ok], said[kernel.gpu.ok], usable]
+
+
+def _capability(gpu: str) -> int | None:
+    """90 from sm_90 or sm_90a; None when none is named."""
+    match = re.fullmatch(r"(?:sm_)?(\d{2,3})[af]?", gpu)
+    if gpu and not match:
+        raise UsageError(f"{gpu!r} is not a GPU architecture.", hint="Name one such as sm_90 or sm_120.")
+    return int(match[1]) if match else None

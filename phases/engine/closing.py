@@ -14,8 +14,11 @@ from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draf
 from phases.ledger.ledger import Ledger
 from phases.ledger.provenance import statement
 from phases.playbook.schema import Playbook
+from phases.report import page
+from phases.report.view import view_of_draft
 from phases.verdict import Verdict
 
+PAGE = "report.html"
 JUDGE = "judge the gate"
 RECORD = "record the checkpoint"
 
@@ -25,7 +28,8 @@ def closing_steps(run: PhaseRun) -> list[Step]:
     rules = tuple(f"{rule.kind} ({rule.where})" for rule in run.section.rules)
     where = f"branch {run.playbook.ledger.branch}" + (f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else "")
     return [
-        Step(JUDGE, f"judge {len(rules)} rules; the worst verdict decides", lambda context: judge_gate(run, context), detail=rules),
+        Step(JUDGE, f"judge {len(rules)} rules; the worst verdict decides", lambda context: judge_gate(run, context),
+             holds=lambda context, facts: all((run.checkpoint_files / name).is_file() for name in (GATE, PAGE)), detail=rules),
         Step(RECORD, f"commit results, tables and verdict to the ledger ({where})", lambda context: record_checkpoint(run, context),
              holds=lambda context, facts: _is_recorded(run, facts)),
     ]  # fmt: skip
@@ -40,12 +44,15 @@ def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ig
 
 
 def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
-    """Judge results.json and write gate.json beside it."""
+    """Judge results.json; write gate.json and the page for the reviewer beside it."""
     outcome = judge(run.section.name, run.section.rules, load_results(run.checkpoint_files / RESULTS))
     write_json(run.checkpoint_files / GATE, outcome.to_json())
     for rule in outcome.rules:
         context.progress(f"{rule.verdict.value:12} {rule.rule}: {rule.reason}")
-    return {"verdict": outcome.verdict.value, "judged_at": context.clock.now()}
+    now = context.clock.now()
+    draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
+    run.add_file(PAGE, page.render(view_of_draft(ledger_of(run.playbook), draft, run.record.author)).encode())
+    return {"verdict": outcome.verdict.value, "judged_at": now}
 
 
 def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:

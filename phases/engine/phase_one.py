@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import shutil
@@ -118,7 +119,10 @@ def write_report(run: PhaseRun) -> Step:
     """results.json, tables and plots into the coming checkpoint."""
 
     def write(context: StepContext) -> Facts:
-        results = run.gathered(context)
+        look = context.facts[LOOK]["manifest"]
+        plain = {key: value for key, value in look.items() if key != "skipped_architectures"}
+        gathered = run.gathered(context)
+        results = dataclasses.replace(gathered, facts={**plain, **gathered.facts})
         shutil.rmtree(run.checkpoint_files, ignore_errors=True)
         run.checkpoint_files.mkdir(parents=True)
         write_json(run.checkpoint_files / RESULTS, results.to_json())
@@ -186,11 +190,12 @@ def _words(selection: CaseSelection, what: str) -> str:
 
 
 def _rendered(results: Results) -> dict[str, bytes]:
-    """Tables and plots by file name."""
+    """The table a person reads in a terminal, named after the kernel, and the plots."""
     from phases.report import plots, tables
 
-    texts = {name: text.encode() for name, text in tables.all_tables(results).items()}
-    return {**texts, **plots.all_plots(results)}
+    title = f"{results.kernel} on {results.facts.get('gpu') or results.facts.get('cpu') or 'this machine'}"
+    images = {"roofline.png": plots.achieved(results.benchmark, title), "speedup.png": plots.speedups(results.benchmark, title)}
+    return {f"{results.kernel}.txt": tables.report(results).encode(), **{name: data for name, data in images.items() if data}}
 
 
 def _failures(results: Results) -> str:
