@@ -14,7 +14,8 @@ from phases.fleet.session import HostSession, Operation, op
 
 NEVER = "none"  # what a host answers where there is no release
 PUSH_ATTEMPTS = 2
-UPLOAD_SECONDS = 300.0  # the host hashes and syncs a large release before it answers
+DISK_RATE = 20e6  # bytes/s a slow disk hashes and syncs; the host answers after that
+UNKNOWN_SIZE_SECONDS = 300.0  # for releases whose size is not known here
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,16 @@ class ReleaseStore:
         Raises: DiskFullError before anything is sent, when it will not fit; ReleaseError when what arrived twice does
             not hash to what was sent.
         """
+        limit = self.session.host.timeouts.command + bundle.size / DISK_RATE
         for attempt in range(PUSH_ATTEMPTS):
             begin = op("release.begin", digest=bundle.digest, manifest=bundle.manifest, token=self.lock.token)
-            answer = self.session.do(*self.lock.keeping(), *first, begin, timeout=UPLOAD_SECONDS)[-1]
+            answer = self.session.do(*self.lock.keeping(), *first, begin, timeout=limit)[-1]
             if answer["complete"]:
                 return Pushed(bundle.digest, 0, 0)
             offset = answer["offset"]
             try:
                 receive = op("release.receive", digest=bundle.digest, offset=offset, token=self.lock.token)
-                self.session.do(receive, body=bundle.payload(offset), timeout=UPLOAD_SECONDS)
+                self.session.do(receive, body=bundle.payload(offset), timeout=limit)
                 return Pushed(bundle.digest, bundle.size - offset, offset)
             except ReleaseError as fault:
                 if code_of(fault) not in ("corrupt", "offset") or attempt + 1 == PUSH_ATTEMPTS:
@@ -67,11 +69,12 @@ class ReleaseStore:
 
     def verify(self, digest: str) -> None:
         """Prove on the host that the release is complete and every file hashes right; ReleaseError otherwise."""
-        self.session.do(op("release.verify", digest=digest), timeout=UPLOAD_SECONDS)
+        self.session.do(op("release.verify", digest=digest), timeout=UNKNOWN_SIZE_SECONDS)
 
     def switch(self, digest: str, *, lease: str = "") -> str:
         """Verify and make it current; returns the digest that was current before (NEVER if none)."""
-        return self.session.do(*self.lock.keeping(), self.switching(digest, lease=lease))[-1]["previous"]
+        done = self.session.do(*self.lock.keeping(), self.switching(digest, lease=lease), timeout=UNKNOWN_SIZE_SECONDS)
+        return str(done[-1]["previous"])
 
     def switching(self, digest: str, *, lease: str = "") -> Operation:
         """`switch` as an operation, for a batch."""
@@ -84,7 +87,7 @@ class ReleaseStore:
     def collect(self, *, keep: Sequence[str] = (), newest: int = 2) -> list[str]:
         """Remove old releases except current, last-good, both ends of a lease, `keep` and the newest few; returns their digests."""
         collect = op("release.collect", token=self.lock.token, keep=list(keep), newest=newest)
-        return list(self.session.do(*self.lock.keeping(), collect, timeout=UPLOAD_SECONDS)[-1]["removed"])
+        return list(self.session.do(*self.lock.keeping(), collect, timeout=UNKNOWN_SIZE_SECONDS)[-1]["removed"])
 
 
 def read_inventory(session: HostSession) -> Inventory:

@@ -48,8 +48,8 @@ class HostSession:
         """Run the operations and return their results.
 
         Args:
-            timeout: seconds the host may take in silence; default: the host's command timeout.
-            body: bytes that the last operation reads.
+            timeout: seconds the host may take to answer; default: the host's command timeout.
+            body: bytes that the last operation reads; each megabyte must be taken within the command timeout.
 
         Raises: the FleetError the host reports; SilentHostError or UnreachableError when it does not answer, and then
             it is not known how far the batch got: observe before acting again.
@@ -60,9 +60,9 @@ class HostSession:
         stream = self._stream or self._start()
         request = json.dumps({"do": list(operations)}).encode() + b"\n"
         try:
-            stream.write(request, limit)
+            stream.write(request, self.host.timeouts.command)
             for part in body:
-                stream.write(part, limit)
+                stream.write(part, self.host.timeouts.command)
         except UnreachableError as fault:
             raise self._refusal(stream) or fault from None
         reply = json.loads(self._line(stream, limit))
