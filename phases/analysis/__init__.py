@@ -4,6 +4,7 @@ from phases.analysis.comparison import Comparison, Joint
 from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision, Outcome
 from phases.analysis.histograms import HistogramTest, HistogramWindows
+from phases.analysis.rolling import RollingTest
 from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
@@ -16,6 +17,7 @@ __all__ = [
     "HistogramWindows",
     "Joint",
     "Outcome",
+    "RollingTest",
     "Scrape",
     "SequentialTest",
     "TestSettings",

@@ -40,7 +40,7 @@ import numpy as np
 BETS = np.geomspace(0.02, 1.6, 9)
 MIN_BLOCKS = 16
 SCALES = 10
-MAX_STAKE = 15.0
+MAX_STAKE = 9.0
 
 
 class SymmetricEvidence:

@@ -116,6 +116,7 @@ class MeanScore:
     """
 
     CALIBRATION = 4  # first units, used for the spread only
+    CLIP = 4.0  # spreads
 
     def __init__(self, log_ratios: np.ndarray, *, needed: int = 5, dispersion: float = 1.0) -> None:
         self.evidence = SymmetricEvidence(len(log_ratios), dispersion=dispersion)
@@ -134,7 +135,8 @@ class MeanScore:
         units, mean, squares = self._moments
         if units >= self.CALIBRATION:
             spread = max(np.sqrt(squares / (units - 1)), 1e-6)
-            self.evidence.update(weight * (ratio - self._log_ratios) / spread)
+            # Clipping is odd, so symmetry is kept, and one outlier cannot drown a whole block.
+            self.evidence.update(np.clip(weight * (ratio - self._log_ratios) / spread, -self.CLIP, self.CLIP))
         delta = weight * ratio - mean
         mean += delta / (units + 1)
         self._moments[:] = units + 1, mean, squares + delta * (weight * ratio - mean)

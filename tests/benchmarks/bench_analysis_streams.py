@@ -115,15 +115,15 @@ class Stream:
         value = noise.sigma * rng.standard_normal(len(lane), dtype=np.float32) + base.astype(np.float32)[lane]
         if noise.tail:
             hit = rng.random(len(lane), dtype=np.float32) < noise.tail
-            value = value + np.where(hit, rng.standard_exponential(len(lane), dtype=np.float32) / 1.2, 0.0)
+            value = value + np.where(hit, rng.standard_exponential(len(lane), dtype=np.float32) / np.float32(1.2), np.float32(0))
         if noise.batch_sd:
-            delay = rng.standard_normal((self.replays, int(WINDOW)), dtype=np.float32) * noise.batch_sd
+            delay = rng.standard_normal((self.replays, int(WINDOW)), dtype=np.float32) * np.float32(noise.batch_sd)
             value = value + delay[lane, inside.astype(np.int64)]
         if noise.stall > 1:
             value = value + self._stalled(arm, start, lane, inside)
         if noise.restart:
             since = start + inside - np.where(self._down_arm == arm, self._down, np.inf)[lane]
-            value = value + np.where((since >= 40) & (since < 60), np.log(5.0), 0.0)
+            value = value + np.where((since >= 40) & (since < 60), np.float32(np.log(5.0)), np.float32(0))
             alive = (since < 0) | (since >= 40)
             lane, inside, value = lane[alive], inside[alive], value[alive]
         return lane, inside, value
@@ -135,7 +135,7 @@ class Stream:
         now = start + inside
         during = ((now >= at[lane]) & (now < at[lane] + 3.0)) | (now < previous[lane])
         self._stall_until[arm] = np.where(begins, at + 3.0, previous)
-        return np.where(during, np.log(self.noise.stall), 0.0)
+        return np.where(during, np.float32(np.log(self.noise.stall)), np.float32(0))
 
     def ignored(self, start: float, settle: float) -> np.ndarray:
         """Replays in which a cell starting at `start` is left out, as `cells.CellPairs` would: silence and settling."""

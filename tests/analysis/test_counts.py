@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from phases.analysis import ErrorTest, Outcome
+from phases.analysis.counts import kind_of
+from phases.errors import AnalysisError
+
+
+def feed(test, *, canary, control, seconds=300.0, rate=10.0, seed=0):
+    """Requests of both arms with independent error probabilities; look each window, return all decisions."""
+    rng, looks = np.random.default_rng(seed), []
+    for now in np.arange(10.0, seconds + 1, 10.0):
+        for name, chance in (("canary", canary), ("control", control)):
+            times = np.sort(rng.uniform(now - 10, now, rng.poisson(10 * rate)))
+            test.observe_many(name, times, np.where(rng.random(len(times)) < chance, 500, 200))
+        looks.append(test.look(float(now)))
+    return looks
+
+
+def test_statuses_are_kept_apart():
+    assert [kind_of(status) for status in (200, 204, 404, 429, 500, 503, 0)] == ["", "", "4xx", "4xx", "5xx", "5xx", "5xx"]
+
+
+def test_errors_against_none_fail():
+    looks = feed(ErrorTest("5xx"), canary=0.02, control=0.0)
+    decision = looks[-1]
+    assert decision.outcome is Outcome.FAIL
+    assert decision.counts["control"]["errors"] == 0
+    assert decision.seconds_to_decide < 120
+    assert decision.low <= decision.estimate <= decision.high
+
+
+def test_no_errors_pass_and_few_requests_do_not():
+    looks = feed(ErrorTest("5xx"), canary=0.0, control=0.0)
+    assert looks[-1].outcome is Outcome.PASS and looks[-1].high <= 0.01
+    assert looks[0].outcome is Outcome.CONTINUE
+
+
+def test_4xx_are_not_5xx():
+    test = ErrorTest("5xx")
+    for k in range(3000):
+        test.observe("canary", k * 0.1, 404)
+        test.observe("control", k * 0.1, 200)
+    assert test.look(300.0).outcome is Outcome.PASS
+    test = ErrorTest("4xx")
+    for k in range(3000):
+        test.observe("canary", k * 0.1, 404)
+        test.observe("control", k * 0.1, 200)
+    assert test.look(300.0).outcome is Outcome.FAIL
+
+
+def test_one_crash_is_one_incident():
+    """Forty requests cut off by one event are no evidence that the release errs more."""
+    test = ErrorTest("5xx")
+    for k in range(2000):
+        test.observe("control", k * 0.1, 200)
+        test.observe("canary", k * 0.1, 200)
+        if k == 1000:
+            test.add("canary", 100.0, requests=40, errors=40)
+        decision = test.look(k * 0.1)
+        assert decision.outcome is not Outcome.FAIL
+    assert decision.counts["canary"] == {"requests": 2040, "errors": 40, "incidents": 1}
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.02, 0.2])
+def test_equal_error_rates_seldom_fail_at_any_look(rate):
+    runs = 150
+    wrong = sum(
+        any(look.outcome is Outcome.FAIL for look in feed(ErrorTest("5xx", alpha=0.05), canary=rate, control=rate,
+                                                          seconds=200, rate=3, seed=seed))
+        for seed in range(runs)
+    )  # fmt: skip
+    assert wrong <= 0.05 * runs + 3 * np.sqrt(0.05 * runs)
+
+
+def test_unequal_traffic_is_taken_into_account():
+    test = ErrorTest("5xx")
+    rng = np.random.default_rng(3)
+    for now in np.arange(10.0, 1000.0, 10.0):
+        test.add("canary", now - 1, requests=10, errors=int(rng.random() < 0.1))
+        test.add("control", now - 1, requests=70, errors=int(rng.random() < 0.5))
+        assert test.look(now).outcome is not Outcome.FAIL
+
+
+def test_only_one_arm_with_traffic_never_passes():
+    test = ErrorTest("5xx")
+    for k in range(5000):
+        test.observe("canary", k * 0.1, 200)
+    assert test.look(500.0).outcome is Outcome.CONTINUE
+    assert test.finish(500.0).outcome is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("wrong", [
+    {"requests": 1, "errors": 2}, {"requests": float("nan"), "errors": 0}, {"requests": 5, "errors": -1},
+])  # fmt: skip
+def test_impossible_counts_are_refused(wrong):
+    with pytest.raises(AnalysisError):
+        ErrorTest("5xx").add("canary", 1.0, **wrong)
+    with pytest.raises(AnalysisError):
+        ErrorTest("3xx")
