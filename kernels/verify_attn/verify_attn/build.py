@@ -159,6 +159,8 @@ def _compile(lib: Library, archs: tuple[str, ...], compiler: Compiler, entry: Pa
     try:
         for command in _commands(lib, archs, compiler, work):
             _run(command, f"{lib.name} for {', '.join(archs)}")
+        if source_digest(lib) != draft.sources:
+            raise KernelBuildError(f"the sources of {lib.name} changed while they were compiled; build again")
         target = work / f"lib{lib.name}.so"
         if lib.compiler == "nvcc":
             _check_embedded(target, archs)
