@@ -1,0 +1,71 @@
+"""From `phase init` to an approved checkpoint, through a Ctrl-C and a kill -9, with real measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Phase
+from tests.engine.conftest import git
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PLAYBOOK_EDIT = ("      seconds: 1          # time spent on each case and variant", "      seconds: 0.2\n      cases: ['4096x64']")
+
+
+@pytest.fixture
+def phase(tmp_path):
+    directory = tmp_path / "fast_norm"
+    Phase(tmp_path)("init", directory)
+    git(directory, "config", "user.name", "Ada")
+    git(directory, "config", "user.email", "ada@example.org")
+    playbook = directory / "playbook.yaml"
+    assert PLAYBOOK_EDIT[0] in playbook.read_text()
+    playbook.write_text(playbook.read_text().replace(*PLAYBOOK_EDIT))
+    return Phase(directory)
+
+
+def _stop_at(phase, words, number, *arguments):
+    """Run and send a signal to the toolkit once a line of its output holds `words`; (exit code, stderr)."""
+    command = [sys.executable, "-m", "phases.cli.main", "run", "build-parity", *arguments]
+    process = subprocess.Popen(command, cwd=phase.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for line in process.stdout:
+        if words in line:
+            os.kill(process.pid, number)
+            break
+    _, stderr = process.communicate(timeout=120)
+    return process.returncode, stderr
+
+
+def test_the_whole_road(phase):
+    assert [step["name"] for step in phase.json("plan")["phases"][0]["steps"]][:2] == ["look around", "build"]
+
+    code, stderr = _stop_at(phase, "right", signal.SIGINT)  # parity is proved, the ceilings are being measured, or nearly
+    assert code == 1 and "--resume" in stderr and "Traceback" not in stderr
+    assert phase.json("checkpoint", "list") == {"checkpoints": []}
+    assert phase.json("status")["unfinished"] == ["fast_norm-build-parity-0001"]
+
+    code, _ = _stop_at(phase, "ceiling read", signal.SIGKILL, "--resume")
+    assert code == -signal.SIGKILL
+
+    done = phase("run", "build-parity", "--resume", code=3, timeout=800)
+    assert "took over the lock" in done.stderr and "already done" in done.stdout and "Waiting for review" in done.stdout
+
+    shown = phase.json("gate", "review", "--html", "review.html")
+    assert {rule["rule"]: rule["verdict"] for rule in shown["gate"]["rules"]} == {"parity": "PASS", "speedup": "PASS"}
+    assert "<!doctype html>" in (phase.directory / "review.html").read_text()
+    results = json.loads(phase("checkpoint", "show", "--file", "results.json").stdout)
+    assert len(results["benchmark"]) == 2 and all(len(row["samples"]) >= 3 for row in results["benchmark"])
+    assert "4096x64" in phase("checkpoint", "show").stdout
+
+    phase("gate", "approve", "--digest", shown["checkpoint"]["digest"][:16], "--reason", "faster, and right")
+    assert phase.json("status")["phases"][0]["state"] == "approved"
+    assert phase.json("run") == {"playbook": "fast_norm", "exit": 0, "runs": []}
+    phase("checkpoint", "verify")
+    diff = phase.json("checkpoint", "diff", "1", "1")["diff"]
+    assert {row["what"] for row in diff["changes"]} == {"unclear"} and all(row["ratio"] == 1 for row in diff["changes"])
