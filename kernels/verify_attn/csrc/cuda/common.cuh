@@ -194,8 +194,15 @@ struct RowState {
   float max = -INFINITY, sum = 0.f;
 };
 
+/* exp2 by the special function unit: relative error below 2^-22, results under 2^-126 become 0. NaN stays NaN. */
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /* exp2(x - max), with a row that saw nothing yet (max = -inf) giving 0 for x = -inf. A NaN stays NaN. */
-__device__ __forceinline__ float weight(float x, float max) { return exp2f(x - (max == -INFINITY ? 0.f : max)); }
+__device__ __forceinline__ float weight(float x, float max) { return fast_exp2(x - (max == -INFINITY ? 0.f : max)); }
 
 /* Factor on the accumulated values: 0 for a row that saw nothing, NaN for a broken stream. */
 __device__ __forceinline__ float normaliser(float sum, bool broken) {

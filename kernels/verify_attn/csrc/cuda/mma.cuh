@@ -8,15 +8,18 @@ __device__ __forceinline__ uint32_t shared_address(const void *at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-/* 16 bytes from global to shared memory past L1; zeros when `valid` is false. */
-__device__ __forceinline__ void copy16_async(uint32_t to, const void *from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+/* 16 bytes from global to shared memory past L1, of which `bytes` (0 or 16) are read and the rest are zeros. */
+__device__ __forceinline__ void copy16_async(uint32_t to, const void *from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/* 4 bytes from global to shared memory; zeros when `valid` is false. */
+__device__ __forceinline__ void copy4_async(uint32_t to, const void *from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
 
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t at) {

@@ -75,11 +75,10 @@ __device__ void write_rows(Shared &sh, const Values &values, WarpRows &rows, con
         if (whole) out[row * kLatent + latent] = from_float<T>(values[m][n][i] * sh.factor[row]);
         else part[row * kLatent + latent] = values[m][n][i];
       }
-  __syncthreads();
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_constant__ Params p, const Cut c) {
+__global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_constant__ Params p, const __grid_constant__ Cut c) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared &sh = *reinterpret_cast<Shared *>(memory);
   int group = blockIdx.x / c.row_tiles, row_begin = blockIdx.x % c.row_tiles * kRows;
@@ -105,6 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_c
       attend<T>(sh, values, rows, q, p);
       bool whole = unit == first && to == first + units;
       write_rows<T>(sh, values, rows, p, c, slot_of(c, p.chunk, unit, group, unit == first), whole);
+      __syncthreads();
     }
     unit = to;
     if (unit == first + units) first = unit, ++b;

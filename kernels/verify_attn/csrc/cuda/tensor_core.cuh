@@ -7,7 +7,7 @@ namespace va::tc {
 constexpr int kLatent = 512, kRope = 64, kDim = kLatent + kRope;
 constexpr int kRows = 40, kRowTiles = kRows / 8;    // rows of heads x queries on mma's N
 constexpr int kKeys = 32;                           // keys of a tile, on mma's M in the scores
-constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kWarps = 8, kThreads = kWarps * 32;  // a ninth warp would halve the registers of all
 constexpr int kSlices = 4, kSliceSteps = kDim / kSlices / 16;  // dot products cut over warps: every 4th of 36 mma steps
 constexpr int kLatentTiles = kLatent / kWarps / 16;            // 16-latent tiles of a warp's 64 output columns
 constexpr int kWarpRows = kRows / kWarps;                      // rows whose softmax a warp keeps
@@ -28,7 +28,9 @@ struct Shared {
   float scores[kSlices][kRows * kScoreStride];    // partial scores of each dot-product slice, [row][key]
   unsigned char weights[kRows * kWeightStride];   // exp2(score - max) in T, [row][key]
   float factor[kRows];                            // what the accumulators of a row are to be multiplied with
+  alignas(8) unsigned char rescale[kWarps];                  // did any row of that warp change its reference in this tile?
   Segment segment;                                // here and not in registers, of which there are none to spare
+  int numbers[kStages][kKeys];                    // page or slot numbers of the keys of the next tiles
 };
 static_assert(sizeof(Shared) <= 99 * 1024, "must fit a block of sm_120");
 
@@ -59,23 +61,26 @@ template <typename T> __device__ __forceinline__ void load_queries(QueryFragment
   }
 }
 
-/* The page or slot number of the key this thread copies for the tile at `begin`, fetched a tile ahead of its use: one
- * unconditional load whose result nothing waits for. Numbers fit 32 bits (the low half of an int64 index is read). */
-__device__ __forceinline__ int fetch_number(const Params &p, const Segment &g, int begin) {
+/* Start fetching the page or slot numbers of the tile at `begin`, a tile ahead of their use: through shared memory, since a
+ * load into a register is waited for by whatever comes after it. Numbers fit 32 bits (of an int64 index the low half is
+ * read). A warp fetches the numbers of the four rows it copies. */
+__device__ __forceinline__ void fetch_numbers(int *to, const Params &p, const Segment &g, int begin) {
+  if (threadIdx.x % 8) return;
   int key = begin + threadIdx.x / 8;
   bool draft = key >= g.s.prefix;
   int64_t at = draft ? g.s.q_begin + (key - g.s.prefix) : g.s.page_begin + (p.page_size == 1 ? key : key / p.page_size);
   const void *base = draft ? p.draft_slots : p.kv_indices;
-  if (key >= g.end || !base) base = p.prefix_lens, at = 0;  // any readable word: the number will not be used
-  return __ldg(static_cast<const int *>(base) + (at << p.index64));
+  bool needed = key < g.end && base;
+  const int *from = needed ? static_cast<const int *>(base) + (at << p.index64) : p.prefix_lens;
+  copy4_async(shared_address(to + threadIdx.x / 8), from, needed);
 }
 
-/* The KV row this thread copies for that tile, NULL past the segment's end. Eight threads share a row. */
+/* The KV row this thread copies for the tile at `begin`, NULL past the segment's end. Eight threads share a row. */
 template <typename T>
-__device__ __forceinline__ const T *copied_row(const Params &p, const Segment &g, int begin, int number) {
+__device__ __forceinline__ const T *copied_row(const Params &p, const Segment &g, int begin, const int *numbers) {
   int key = begin + threadIdx.x / 8;
   if (key >= g.end) return nullptr;
-  int64_t slot = number;
+  int64_t slot = numbers[threadIdx.x / 8];
   if (key >= g.s.prefix) {
     if (p.draft_kv) return static_cast<const T *>(p.draft_kv) + (g.s.q_begin + key - g.s.prefix) * p.draft_row_stride;
   } else if (p.page_size != 1) {
@@ -84,26 +89,40 @@ __device__ __forceinline__ const T *copied_row(const Params &p, const Segment &g
   return static_cast<const T *>(p.kv_pool) + slot * p.kv_row_stride;
 }
 
-template <typename T> __device__ __forceinline__ void copy_tile(uint32_t tile, const Params &p, const T *row) {
-  int key = threadIdx.x / 8, first = threadIdx.x % 8;
-  const T *from = (row ? row : static_cast<const T *>(p.kv_pool)) + first * 8;  // not read when row is NULL
-  uint32_t to = tile + swizzled(key, first);
-#pragma unroll
-  for (int i = 0; i < kRowBytes / 128; ++i) copy16_async(to + i * 128, from + i * 64, row);
-  copies_commit();
-}
+/* The copy of a tile, a ninth at a time: piece i is 128 bytes of each of this warp's four rows. */
+template <typename T> struct TileCopy {
+  uint32_t to;
+  const T *from;
+  uint32_t bytes;  // 16, or 0 where this thread's row does not exist: zeros are stored
+  bool any;        // is there a tile
 
-/* Partial scores of 16 keys x 40 rows over this warp's slice of the dimensions. */
-template <typename T> __device__ __forceinline__ void score_tile(Shared &sh, uint32_t tile, const QueryFragments &q) {
+  __device__ __forceinline__ TileCopy(uint32_t tile, const Params &p, const T *row, bool wanted) : any(wanted) {
+    int key = threadIdx.x / 8, first = threadIdx.x % 8;
+    from = (row ? row : static_cast<const T *>(p.kv_pool)) + first * 8;
+    to = tile + swizzled(key, first);
+    bytes = row ? 16 : 0;
+    asm volatile("" : "+r"(to), "+l"(from), "+r"(bytes));  // keep them: the compiler would compute them anew for every piece
+  }
+  __device__ __forceinline__ void piece(int i) const {
+    if (any) copy16_async(to + i * 128, from + i * 64, bytes);
+  }
+};
+static_assert(kRowBytes / 128 == kSliceSteps, "a piece of the copy goes with each step of the scores");
+
+/* Partial scores of 16 keys x 40 rows over this warp's slice of the dimensions. The next tile's copy is issued piece by
+ * piece in between: all at once it would stand before the matrix loads in the queue to memory. */
+template <typename T>
+__device__ __forceinline__ void score_tile(Shared &sh, uint32_t tile, const QueryFragments &q, const TileCopy<T> &next) {
   int lane = threadIdx.x & 31, warp = threadIdx.x / 32, keys = warp % 2 * 16, slice = warp / 2;
   float dots[kRowTiles][4] = {};
-  uint32_t from = tile + swizzled(keys + lane % 16, slice * 2 + lane / 16);
+  uint32_t from = tile + swizzled(keys + lane % 16, slice * 2 + lane / 16), a[2][4];
+  load_matrices(a[0], from);
 #pragma unroll
   for (int k = 0; k < kSliceSteps; ++k) {
-    uint32_t a[4];
-    load_matrices(a, from + k * kSlices * 32);
+    if (k + 1 < kSliceSteps) load_matrices(a[(k + 1) % 2], from + (k + 1) * kSlices * 32);
+    next.piece(k);
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) multiply_add<T>(dots[n], a, q[k][n][0], q[k][n][1]);
+    for (int n = 0; n < kRowTiles; ++n) multiply_add<T>(dots[n], a[k % 2], q[k][n][0], q[k][n][1]);
   }
   float *to = sh.scores[slice] + lane % 4 * 2 * kScoreStride + keys + lane / 4;
 #pragma unroll
@@ -120,21 +139,9 @@ __device__ __noinline__ uint32_t rows_seeing(const Params &p, const Segment &g, 
   return seen;
 }
 
-/* Scores of this warp's five rows become weights; lane = key of the tile. */
-template <typename T>
-__device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const Params &p, const Segment &g, int begin) {
-  int lane = threadIdx.x & 31, first = threadIdx.x / 32 * kWarpRows;
-  float score[kWarpRows], max[kWarpRows];  // of the tile
-#pragma unroll
-  for (int r = 0; r < kWarpRows; ++r) {
-    int at = (first + r) * kScoreStride + lane;
-    score[r] = ((sh.scores[0][at] + sh.scores[1][at]) + (sh.scores[2][at] + sh.scores[3][at])) * (p.scale * kLog2e);
-  }
-  if (begin + kKeys > min(g.s.prefix, g.end)) {
-    uint32_t seen = rows_seeing(p, g, first, begin + lane);
-#pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) score[r] = seen >> r & 1 ? score[r] : -INFINITY;
-  }
+/* New references for the rows of which some key of the tile exceeds the old by more than kSlack. */
+__device__ __forceinline__ void raise_references(Shared &sh, WarpRows &rows, const float (&score)[kWarpRows], int first) {
+  float max[kWarpRows];  // of the tile
 #pragma unroll
   for (int r = 0; r < kWarpRows; ++r) max[r] = score[r];
 #pragma unroll
@@ -145,72 +152,110 @@ __device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const P
   for (int r = 0; r < kWarpRows; ++r) {
     float factor = 1.f;
     if (max[r] > rows.max[r] + kSlack) factor = weight(rows.max[r], max[r]), rows.max[r] = max[r];
-    float w = weight(score[r], rows.max[r]);
-    rows.sum[r] = rows.sum[r] * factor + w;
-    reinterpret_cast<T *>(sh.weights + (first + r) * kWeightStride)[lane] = from_float<T>(w);
-    if (lane == 0) sh.factor[first + r] = factor;
+    rows.sum[r] *= factor;
+    if (threadIdx.x % 32 == 0) sh.factor[first + r] = factor;
   }
 }
 
+/* Scores of this warp's five rows become weights; lane = key of the tile. */
+template <typename T>
+__device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const Params &p, int begin, int unmasked_end) {
+  int lane = threadIdx.x & 31, warp = threadIdx.x / 32, first = warp * kWarpRows;
+  float score[kWarpRows];
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    int at = (first + r) * kScoreStride + lane;
+    score[r] = ((sh.scores[0][at] + sh.scores[1][at]) + (sh.scores[2][at] + sh.scores[3][at])) * (p.scale * kLog2e);
+  }
+  if (begin + kKeys > unmasked_end) {
+    uint32_t seen = rows_seeing(p, sh.segment, first, begin + lane);
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) score[r] = seen >> r & 1 ? score[r] : -INFINITY;
+  }
+  bool above = false;
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) above |= score[r] > rows.max[r] + kSlack;
+  above = __any_sync(~0u, above);
+  if (lane == 0) sh.rescale[warp] = above;
+  if (above) raise_references(sh, rows, score, first);
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    float w = weight(score[r], rows.max[r]);
+    rows.sum[r] += w;
+    reinterpret_cast<T *>(sh.weights + (first + r) * kWeightStride)[lane] = from_float<T>(w);
+  }
+}
+
+/* Rescale the accumulators of the rows whose reference changed; in most tiles there is none. */
 __device__ __forceinline__ void scale_values(Values &values, const Shared &sh) {
+  unsigned long long changed = *reinterpret_cast<const unsigned long long *>(sh.rescale);
+  if (!changed) return;
   int lane = threadIdx.x & 31;
-  float2 factor[kRowTiles];
-  bool all_one = true;
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
-    factor[n] = *reinterpret_cast<const float2 *>(sh.factor + n * 8 + lane % 4 * 2);
-    all_one &= factor[n].x == 1.f && factor[n].y == 1.f;
-  }
-  if (__all_sync(~0u, all_one)) return;  // most tiles: no row found a new maximum
-#pragma unroll
-  for (int m = 0; m < kLatentTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) {
-      values[m][n][0] *= factor[n].x, values[m][n][1] *= factor[n].y;
-      values[m][n][2] *= factor[n].x, values[m][n][3] *= factor[n].y;
+    float factor[2];
+    for (int i = 0; i < 2; ++i) {
+      int row = n * 8 + lane % 4 * 2 + i;
+      factor[i] = sh.rescale[row / kWarpRows] ? sh.factor[row] : 1.f;
     }
+#pragma unroll
+    for (int m = 0; m < kLatentTiles; ++m) {
+      values[m][n][0] *= factor[0], values[m][n][1] *= factor[1];
+      values[m][n][2] *= factor[0], values[m][n][3] *= factor[1];
+    }
+  }
 }
 
-/* values += latents of the tile (transposed) x weights, for this warp's 64 latents. */
-template <typename T> __device__ __forceinline__ void add_tile(Values &values, const Shared &sh, uint32_t tile) {
-  int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+/* 16 latents x 16 keys of the tile, transposed: latents on mma's M. */
+__device__ __forceinline__ void load_latents(uint32_t (&to)[4], uint32_t tile, int k, int m) {
+  int lane = threadIdx.x & 31, warp = threadIdx.x / 32, key = lane / 16 * 8 + lane % 8;
+  load_matrices_transposed(to, tile + k * 16 * kRowBytes + warp * 128 + swizzled(key, m * 2 + lane / 8 % 2));
+}
+
+/* values += latents of the tile x weights, for this warp's 64 latents. `ahead`: the first latents, loaded already. */
+template <typename T>
+__device__ __forceinline__ void add_tile(Values &values, const Shared &sh, uint32_t tile, const uint32_t (&ahead)[4]) {
+  int lane = threadIdx.x & 31;
   uint32_t w[kRowTiles][4], weights = shared_address(sh.weights) + lane % 8 * kWeightStride + lane / 8 * 16;
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) load_matrices(w[n], weights + n * 8 * kWeightStride);
+  uint32_t a[2][4] = {{ahead[0], ahead[1], ahead[2], ahead[3]}};
+  constexpr int kSteps = kKeys / 16 * kLatentTiles;
 #pragma unroll
-  for (int k = 0; k < kKeys / 16; ++k)
+  for (int step = 0; step < kSteps; ++step) {
+    int k = step / kLatentTiles, m = step % kLatentTiles, next = step + 1;
+    if (next < kSteps) load_latents(a[next % 2], tile, next / kLatentTiles, next % kLatentTiles);
 #pragma unroll
-    for (int m = 0; m < kLatentTiles; ++m) {
-      uint32_t a[4];
-      int key = lane / 16 * 8 + lane % 8;
-      load_matrices_transposed(a, tile + k * 16 * kRowBytes + warp * 128 + swizzled(key, m * 2 + lane / 8 % 2));
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) multiply_add<T>(values[m][n], a, w[n][k * 2], w[n][k * 2 + 1]);
-    }
+    for (int n = 0; n < kRowTiles; ++n) multiply_add<T>(values[m][n], a[step % 2], w[n][k * 2], w[n][k * 2 + 1]);
+  }
 }
 
 /* All keys of the segment: tile i computes while tile i + 1 is in flight. Ends with every warp past its last tile. */
 template <typename T>
 __device__ __forceinline__ void attend(Shared &sh, Values &values, WarpRows &rows, const QueryFragments &q, const Params &p) {
   const Segment &g = sh.segment;
-  uint32_t stages = shared_address(sh.kv);
-  int begin = g.begin, end = g.end, stage = 0;
-  copy_tile<T>(stages, p, copied_row<T>(p, g, begin, fetch_number(p, g, begin)));
-  int number = fetch_number(p, g, begin + kKeys);
+  int begin = g.begin, end = g.end, unmasked_end = min(g.end, g.s.prefix), stage = 0;
+  fetch_numbers(sh.numbers[0], p, g, begin);
+  copies_wait();
+  __syncwarp();
+  TileCopy<T> first(shared_address(sh.kv[0]), p, copied_row<T>(p, g, begin, sh.numbers[0]), true);
+  for (int i = 0; i < kSliceSteps; ++i) first.piece(i);
+  fetch_numbers(sh.numbers[1], p, g, begin + kKeys);
   for (; begin < end; begin += kKeys, stage ^= 1) {
-    uint32_t tile = stages + stage * (kKeys * kRowBytes);
-    copies_wait<0>();
+    uint32_t tile = shared_address(sh.kv[stage]), ahead[4];
+    copies_wait();
+    __syncwarp();
+    const T *row = copied_row<T>(p, g, begin + kKeys, sh.numbers[stage ^ 1]);
+    TileCopy<T> next(shared_address(sh.kv[stage ^ 1]), p, row, begin + kKeys < end);
     __syncthreads();  // the tile is here, and everyone is done with the other stage
-    if (begin + kKeys < end) {
-      copy_tile<T>(stages + (stage ^ 1) * (kKeys * kRowBytes), p, copied_row<T>(p, g, begin + kKeys, number));
-      number = fetch_number(p, g, begin + 2 * kKeys);
-    }
-    score_tile<T>(sh, tile, q);
+    score_tile<T>(sh, tile, q, next);
+    fetch_numbers(sh.numbers[stage], p, g, begin + 2 * kKeys);
     __syncthreads();
-    softmax_tile<T>(sh, rows, p, g, begin);
+    softmax_tile<T>(sh, rows, p, begin, unmasked_end);
+    load_latents(ahead, tile, 0, 0);
     __syncthreads();
     scale_values(values, sh);
-    add_tile<T>(values, sh, tile);
+    add_tile<T>(values, sh, tile, ahead);
   }
   __syncthreads();
 }
