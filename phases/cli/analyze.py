@@ -10,6 +10,8 @@ import click
 from phases.cli.common import example, json_option, note, print_json, show_table
 from phases.errors import Exit
 
+LONGEST_BAKE = 4 * 3600.0  # seconds looked ahead for the time an equal canary needs
+REPLAYS = 200
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 
 
@@ -105,8 +107,10 @@ def _planned(name: str, settings: Any) -> tuple[Any, dict[str, Any]]:
     return settings, {
         "dispersion": settings.dispersion,
         "rate": recording.rate,
-        "seconds_to_pass": power.duration(recording, settings, 1.0),
-        "detectable": {str(minutes): power.detectable(recording, settings, 60.0 * minutes) for minutes in (5, 15, 30)},
+        "seconds_to_pass": power.duration(recording, settings, 1.0, longest=LONGEST_BAKE, replays=REPLAYS),
+        "detectable": {
+            str(minutes): power.detectable(recording, settings, 60.0 * minutes, replays=REPLAYS) for minutes in (5, 15, 30)
+        },
     }
 
 

@@ -22,7 +22,7 @@ def run_and_exit(command: click.Command, arguments: list[str]) -> None:
     except Exception as fault:
         code = report(fault, as_json="--json" in arguments)
     except KeyboardInterrupt:
-        code = _say("interrupted: stopped before anything was changed that cannot be repeated.", Exit.OPERATIONAL, "--json" in arguments)
+        code = _say("interrupted: nothing done so far is lost; give the command again (a run goes on with --resume).", Exit.OPERATIONAL, "--json" in arguments)
     _leave(code if isinstance(code, int) else 0)
 
 

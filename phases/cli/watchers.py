@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ class Lines:
         self.out, self.total = out, 0
 
     def _print(self, line: str) -> None:
-        print(line, file=self.out, flush=True)
+        """Whoever read along may have gone (`| head`); the run goes on without them."""
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            print(line, file=self.out, flush=True)
 
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)

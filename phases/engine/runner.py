@@ -78,8 +78,11 @@ def execute(steps: Sequence[Step], journal: Journal, work: Path, clock: Clock, w
         try:
             run.do(step, number, earlier)
         except BaseException as fault:
+            raised = run.told(step, fault)
             run.clean_up([later for later in steps[number:] if later.always])
-            raise run.told(step, fault) from fault
+            if raised is fault:
+                raise
+            raise raised from fault
     return run.facts
 
 

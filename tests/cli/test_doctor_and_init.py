@@ -126,3 +126,14 @@ def test_live_shows_brackets_as_they_are(capsys):
     live.step_progress(step, "[red]not markup[/blue]")
     live.step_failed(step, BuildError("x"))
     assert "build [sm_90]" in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_run(repository):
+    leaver, kept = os.pipe()
+    os.close(leaver)
+    with os.fdopen(kept, "w") as out:
+        assert repository.run(watcher=Lines(out)).checkpoint["number"] == 1
+        try:
+            out.close()
+        except BrokenPipeError:
+            pass
