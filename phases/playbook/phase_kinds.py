@@ -54,7 +54,7 @@ PHASES: dict[str, PhaseKind] = {
             "tp8-canary",
             "on a few tensor-parallel workers under live traffic latency does not regress against control workers",
             "phases.tp8_canary:tp8_canary",
-            "phases.fleet.canary_settings:from_node",
+            "phases.rollout.settings:canary_from_node",
             changes_production=True,
         ),
         PhaseKind(
@@ -62,7 +62,7 @@ PHASES: dict[str, PhaseKind] = {
             "full-rollout",
             "the same, wave by wave, on the whole fleet, then a soak",
             "phases.full_rollout:full_rollout",
-            "phases.fleet.rollout_settings:from_node",
+            "phases.rollout.settings:rollout_from_node",
             changes_production=True,
         ),
     )
@@ -71,7 +71,9 @@ PHASES: dict[str, PhaseKind] = {
 # Top-level sections of the playbook that several phases share: key -> reader, as PhaseKind.settings.
 SHARED_SECTIONS: dict[str, str] = {
     "fleet": "phases.fleet.settings:from_node",
-    "watch": "phases.watch_settings:from_node",
+    "embedded_fleet": "phases.embedded.fleet:from_node",
+    "production": "phases.rollout.settings:production_from_node",
+    "watch": "phases.rollout.settings:watch_from_node",
 }
 
 

@@ -20,7 +20,7 @@ def announce(backend, runner) -> FactFile:
     """
     from sglang.srt.runtime_context import get_parallel
 
-    release = os.environ.get("VERIFY_ATTN_RELEASE", "")
+    release = os.environ.get("VERIFY_ATTN_RELEASE") or os.environ.get("PHASEGATE_RELEASE", "")
     rank, ranks = get_parallel().tp_rank, get_parallel().tp_size
     identity = {
         "rank": rank,

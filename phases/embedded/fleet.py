@@ -1,0 +1,215 @@
+"""The embedded fleet: real SGLang workers and a real sglang-router on this machine, as a playbook's production.
+
+Workers are hosts like any other (address `local`, a root directory each), so releases, leases, drains and rollbacks run the
+same code as on a real fleet. The fleet outlives the run that started it, as production does; `phase fleet down` ends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phases.embedded.provision import cache_directory
+from phases.engine.files import write_json
+from phases.errors import ServingError
+from phases.fleet.bundle import Bundle
+from phases.fleet.deploy import first_release, push
+from phases.fleet.releases import NEVER
+from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, RouterKind, RouterSettings, ServiceSettings
+from phases.playbook.located import Mistakes, Node
+from phases.playbook.typed import read, setting
+from phases.serving.host import LocalHost, Server
+
+if TYPE_CHECKING:
+    from phases.rollout.production import Production, WorkerState
+
+ROUTER_SECONDS = 60.0
+# Latencies of the tiny model lie between 5 ms and a few seconds; SGLang's own buckets start at 100 ms.
+BUCKETS = tuple(f"{0.005 * 1.15**i:.4g}" for i in range(50))
+BUCKET_FLAGS = ("--bucket-time-to-first-token", "--bucket-inter-token-latency", "--bucket-e2e-request-latency")
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """Workers that are alike."""
+
+    count: int = setting(help="how many", at_least=1, at_most=32)
+    tp: int = setting(1, help="tensor-parallel ranks each", at_least=1, at_most=8)
+
+
+@dataclass(frozen=True)
+class EmbeddedFleetSettings:
+    """How large the embedded fleet is. About 2 GB of memory and 20 s of one core a rank to start."""
+
+    workers: tuple[WorkerKind, ...] = setting((WorkerKind(4), WorkerKind(1, 2)), help="kinds of workers", not_empty=True)
+    ready: float = setting(420.0, help="time a worker may take until it answers", duration=True, above=0)
+    drain: float = setting(20.0, help="time requests in flight get at a stop", duration=True, at_least=0)
+    lease: float = setting(60.0, help="how long a canary waits for the toolkit before it goes back by itself", duration=True, at_least=15)
+
+
+def from_node(node: Node, mistakes: Mistakes) -> EmbeddedFleetSettings:
+    return read(EmbeddedFleetSettings, node, mistakes)
+
+
+def launch_arguments() -> list[str]:
+    """Flags an embedded worker gets besides Phase 2's; {tp} and {mem} are the worker's own."""
+    buckets = [part for flag in BUCKET_FLAGS for part in (flag, *BUCKETS)]
+    return ["--tp", "{tp}", "--mem-fraction-static", "{mem}", *buckets]
+
+
+LAUNCH_ENVIRONMENT = {"SGLANG_CPU_OMP_THREADS_BIND": "{bind}"}
+
+
+def home_of(repo: Path, name: str) -> Path:
+    """Where the fleet of this repository and playbook keeps its workers."""
+    key = hashlib.sha256(f"{repo.resolve()}\0{name}".encode()).hexdigest()[:12]
+    return cache_directory() / "fleets" / f"{name}-{key}"
+
+
+def fleet_of(settings: EmbeddedFleetSettings, repo: Path, name: str) -> FleetSettings:
+    """The fleet as hosts. Ports are chosen once and kept, so that every later process finds the same workers."""
+    home = home_of(repo, name)
+    names = [(f"w{number}", kind.tp) for number, kind in enumerate((k for k in settings.workers for _ in range(k.count)), 1)]
+    ports = _ports(home, [worker for worker, _ in names])
+    hosts = tuple(_host(worker, tp, home / worker, ports[worker]) for worker, tp in names)
+    arm = settings.ready + settings.drain + 60.0
+    return FleetSettings(
+        hosts=hosts, service=ServiceSettings(drain=settings.drain, ready=settings.ready), lease=LeaseSettings(arm=arm, bake=settings.lease),
+        router=RouterSettings(kind=RouterKind.SGLANG, url=f"http://127.0.0.1:{ports['router']}"), at_once=8,
+    )  # fmt: skip
+
+
+def ensure_up(
+    settings: EmbeddedFleetSettings, repo: Path, name: str, production: Production, incumbent: Bundle, progress: Callable[[str], None]
+) -> None:
+    """Start what is not running: the router, and workers that have no release yet or were stopped; put all into service.
+
+    Raises:
+        ServingError: the router does not come up. FleetError: a worker does not.
+    """
+    _start_router(home_of(repo, name), production, progress)
+    states = production.observe()
+    _require_known(states)
+    down = [state for state in states if not state.serving]
+    if down:
+        progress(f"starting {', '.join(s.host.name for s in down)} (each imports SGLang for 20 s or more of a core)")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda state: _start_worker(production, state, incumbent, progress), down))
+    for state in production.observe():
+        if not state.in_service:
+            production.put_in(state.host)
+
+
+def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, purge: bool = False) -> list[str]:
+    """Stop all workers and the router; returns what was stopped. `purge` removes their directories too."""
+    from phases.fleet.fleet import Fleet
+    from phases.fleet.services import stop
+
+    home = home_of(repo, name)
+    if not home.exists():
+        return []
+    fleet = fleet_of(settings, repo, name)
+    stopped = []
+    with Fleet(fleet.workers(), limit=8) as hosts:
+        results = hosts.each(lambda session: stop(fleet.service.driver(session.host), session), deadline=120.0)
+        stopped = [worker for worker, result in results.items() if result.ok]
+    host = LocalHost(home / "router")
+    for server in host.left_running():
+        host.stop(server)
+        stopped.append(server.name)
+    if purge:
+        shutil.rmtree(home, ignore_errors=True)
+    return stopped
+
+
+def _host(name: str, tp: int, root: Path, port: int) -> HostSettings:
+    variables = {"tp": str(tp), "mem": "0.1" if tp == 1 else "0.5", "bind": _binding(tp)}
+    return HostSettings(
+        name=name, address="local", root=str(root), port=port, python=sys.executable, labels={"tp": str(tp), "arch": "cpu"}, vars=variables,
+    )  # fmt: skip
+
+
+def _binding(tp: int) -> str:
+    """Cores by rank: SGLang wants one entry a rank, so ranks take turns on the cores there are."""
+    import os
+
+    cores = sorted(os.sched_getaffinity(0))
+    return "all" if tp == 1 else "|".join(str(cores[rank * len(cores) // tp]) for rank in range(tp))
+
+
+def _ports(home: Path, workers: list[str]) -> dict[str, int]:
+    path = home / "ports.json"
+    ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    missing = [name for name in ["router", *workers] if name not in ports]
+    if missing:
+        probe = LocalHost(home)
+        for name in missing:
+            port = probe.free_port()
+            while port in ports.values():
+                port = probe.free_port()
+            ports[name] = port
+        home.mkdir(parents=True, exist_ok=True)
+        write_json(path, ports)
+    return ports
+
+
+def _start_router(home: Path, production: Production, progress: Callable[[str], None]) -> None:
+    host = LocalHost(home / "router")
+    if any(host.alive(server) for server in host.left_running()):
+        return
+    from phases.embedded.provision import ensure
+
+    environment = ensure(progress=progress)
+    port = int(production.router.url.rpartition(":")[2])
+    if host.port_taken(port):
+        raise ServingError(f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports.")
+    argv = [str(environment.python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
+            "--prometheus-port", str(host.free_port()), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]  # fmt: skip
+    server = host.start("router", argv, {}, port)
+    progress(f"router on port {port}")
+    _await_router(host, server, production)
+
+
+def _await_router(host: LocalHost, server: Server, production: Production) -> None:
+    until = production.clock.monotonic() + ROUTER_SECONDS
+    while production.clock.monotonic() < until:
+        if not host.alive(server):
+            break
+        try:
+            production.router.workers()
+            return
+        except Exception:  # noqa: BLE001 - not up yet, in whatever way; the log below says why it never was
+            production.clock.sleep(0.5)
+    tail = " / ".join(host.log_lines(server)[-5:])
+    raise ServingError(f"the embedded router did not come up: {tail or 'it said nothing'}.", hint=f"See {server.log}.")
+
+
+def _start_worker(production: Production, state: WorkerState, incumbent: Bundle, progress: Callable[[str], None]) -> None:
+    session = production.fleet.session(state.host)
+    lock = production._lock(session)
+    driver, ready = production._driver(state.host), production._ready(state.host)
+    if state.current == NEVER:
+        push(session, lock, incumbent)
+        first_release(session, lock, driver, incumbent.digest, ready)
+    else:
+        from phases.fleet.services import start, wait_ready
+
+        start(driver, session)
+        wait_ready(driver, session, ready.port, ready.path, ready.timeout)
+    production.prove(state.host)
+    progress(f"{state.host.name} serves")
+
+
+def _require_known(states: list[WorkerState]) -> None:
+    lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
+    if lost:
+        raise ServingError(f"embedded workers cannot be reached: {'; '.join(lost)}.", hint="Run `phase fleet down --purge` and try again.")
+
+

@@ -1,0 +1,187 @@
+"""A bake: both arms under the same traffic at the same time, looked at every window until the verdict is in.
+
+Latencies come from the workers' own histograms, errors from their response counters, paired in the same windows. Besides the
+tests, each window asks whether every worker is alive and what it should be; a fault there ends the bake at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from phases.analysis.counters import CounterWindows
+from phases.analysis.counts import ErrorTest
+from phases.analysis.decision import Decision, Outcome
+from phases.analysis.histograms import HistogramTest
+from phases.analysis.scrape import Scrape
+from phases.engine.steps import Clock
+from phases.errors import AnalysisError
+from phases.rollout.reference import Level, Recorder
+from phases.rollout.settings import JudgeSettings
+
+SCRAPE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a bake was cut short: a worker is down, restarted by itself, or not what it should be."""
+
+    worker: str
+    reason: str
+    incumbent: bool  # the incumbent is what is sick: swapping would not help
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a bake ended.
+
+    Attributes:
+        outcome: PASS, FAIL or INCONCLUSIVE; FAIL also for a fault of the canary.
+        reference: the control's own latencies, for watching after a rollout, when no control is left.
+        requests: answers by arm.
+        looks: by test name, [seconds since the start, estimate, low, high] at each look.
+    """
+
+    outcome: Outcome
+    decisions: tuple[Decision, ...]
+    looks: dict[str, list[list[float | None]]]
+    seconds: float
+    fault: Fault | None = None
+    reference: tuple[Level, ...] = ()
+    requests: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        if self.fault:
+            return f"{self.fault.worker}: {self.fault.reason}"
+        telling = [d for d in self.decisions if d.outcome is self.outcome] or list(self.decisions)
+        return "; ".join(f"{d.metric} {d.statistic}: {d.reason}" for d in telling[:3])
+
+    def facts(self) -> list[dict[str, Any]]:
+        """results.facts["sequential"]: what the report draws, one entry a test."""
+        return [
+            {
+                "name": f"{d.metric} {d.statistic}", "unit": d.unit, "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
+                "looks": self.looks[_name(d)], "decided_at": d.seconds_to_decide, "verdict": d.outcome.value, "reason": d.reason,
+            }
+            for d in self.decisions
+        ]  # fmt: skip
+
+
+Read = Callable[[str], str]  # base URL of a worker -> the text of its metrics
+Look = Callable[[float, Sequence[Decision]], None]
+
+
+def read_metrics(url: str) -> str:
+    """The Prometheus text of a worker's /metrics; AnalysisError when it does not answer."""
+    try:
+        answer = requests.get(f"{url}/metrics", timeout=SCRAPE_SECONDS)
+        answer.raise_for_status()
+    except requests.RequestException as fault:
+        raise AnalysisError(f"{url}/metrics cannot be read: {type(fault).__name__}.", hint="Is the worker up?") from None
+    return answer.text
+
+
+@dataclass
+class Bake:
+    """One bake.
+
+    Attributes:
+        canary, control: workers of each arm, name to URL.
+        check: asked every window; a Fault ends the bake. It also renews leases.
+        on_look: told of every look.
+    """
+
+    settings: JudgeSettings
+    canary: dict[str, str]
+    control: dict[str, str]
+    clock: Clock
+    check: Callable[[], Fault | None]
+    on_look: Look = lambda now, decisions: None
+    read: Read = read_metrics
+    _silent: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        source = f"/metrics of {', '.join([*self.canary, *self.control])}"
+        share = self.settings.alpha / (len(self.settings.metrics) + 1)
+        self._tests = [HistogramTest(self.settings.test(metric), source=source) for metric in self.settings.metrics]
+        self._errors = ErrorTest("5xx", tolerance=self.settings.error_tolerance, alpha=share, window=self.settings.window,
+                                 deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source)  # fmt: skip
+        self._counters = CounterWindows()
+        self._looks: dict[str, list[list[float | None]]] = {}
+        self._reference = Recorder(self.settings.metrics)
+        self._requests = {"canary": 0.0, "control": 0.0}
+
+    def run(self) -> Verdict:
+        """Look until every test has decided and the bake is over, one fails, a worker is at fault, or the deadline has come."""
+        started = self.clock.now()
+        next_look = started
+        while True:
+            fault = self.check() or self._scrape()
+            now = self.clock.now()
+            decisions = self._look(now, now - started)
+            if fault:
+                return self._end(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, decisions, now - started, fault)
+            outcome = self._outcome(decisions, now - started)
+            if outcome is not Outcome.CONTINUE:
+                return self._end(outcome, decisions, now - started, None)
+            next_look += self.settings.window
+            self.clock.sleep(max(0.0, next_look - self.clock.now()))
+
+    def _outcome(self, decisions: Sequence[Decision], elapsed: float) -> Outcome:
+        found = {d.outcome for d in decisions}
+        if Outcome.FAIL in found:
+            return Outcome.FAIL
+        if elapsed >= self.settings.deadline:
+            return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
+        return Outcome.PASS if found == {Outcome.PASS} and elapsed >= self.settings.bake else Outcome.CONTINUE
+
+    def _scrape(self) -> Fault | None:
+        """Scrape both arms at the same moment; a worker that stays silent for three windows is a fault."""
+        workers = [("canary", *item) for item in self.canary.items()] + [("control", *item) for item in self.control.items()]
+        with ThreadPoolExecutor(len(workers)) as pool:
+            scraped = list(pool.map(self._read_one, workers))
+        for (arm, name, _), (at, text) in zip(workers, scraped, strict=True):
+            if text is None:
+                self._silent[name] = self._silent.get(name, 0) + 1
+                if self._silent[name] >= 3:
+                    return Fault(name, "its metrics cannot be read", incumbent=arm == "control")
+                continue
+            self._silent[name] = 0
+            self._fold(arm, Scrape.parse(text, t=at, source=name))
+        return None
+
+    def _read_one(self, worker: tuple[str, str, str]) -> tuple[float, str | None]:
+        try:
+            text = self.read(worker[2])
+        except AnalysisError:
+            text = None
+        return self.clock.now(), text
+
+    def _fold(self, arm: str, scrape: Scrape) -> None:
+        for test in self._tests:
+            test.add(arm, scrape)
+        if arm == "control":
+            self._reference.add(scrape)
+        step = self._counters.add(scrape) if scrape.resolve(["http_responses_total"]) else None
+        if step:
+            self._requests[arm] += step.requests
+            self._errors.add(arm, scrape.t, requests=step.requests, errors=step.errors("5xx"))
+
+    def _look(self, now: float, elapsed: float) -> list[Decision]:
+        decisions = [test.look(now) for test in (*self._tests, self._errors)]
+        for decision in decisions:
+            self._looks.setdefault(_name(decision), []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
+        self.on_look(elapsed, decisions)
+        return decisions
+
+    def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
+        return Verdict(outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests))
+
+
+def _name(decision: Decision) -> str:
+    return f"{decision.metric} {decision.statistic}"

@@ -1,0 +1,116 @@
+"""A bake as a step runs it: traffic on, both arms watched, leases kept alive, everything kept for the report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from phases.analysis.decision import Decision
+from phases.engine.phase_run import PhaseRun
+from phases.engine.steps import StepContext
+from phases.errors import PlaybookError
+from phases.fleet.host import Host
+from phases.results import Measurement
+from phases.rollout.arms import Arms
+from phases.rollout.bake import Bake, Fault, Verdict
+from phases.rollout.live import playbook_path
+from phases.rollout.production import Production
+from phases.rollout.settings import JudgeSettings, LoadSettings
+from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt
+from phases.serving.prompts import load_prompts
+
+
+def judge(production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
+          context: StepContext) -> Verdict:  # fmt: skip
+    """Bake the canary against the control until there is a verdict."""
+    arms = {"canary": canary, "control": control}
+    urls = {name: {host.name: host.url for host in hosts} for name, hosts in arms.items()}
+    counted = [0]
+
+    def check() -> Fault | None:
+        counted[0] += 1
+        return _sick(production, canary, control, digest, thorough=counted[0] % 3 == 0)
+
+    def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
+        context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
+
+    return Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look).run()
+
+
+@contextlib.contextmanager
+def traffic(run: PhaseRun, production: Production, settings: LoadSettings) -> Iterator[list[LoadSummary]]:
+    """Own requests through the router while the block runs; its summary is appended at the end."""
+    summaries: list[LoadSummary] = []
+    if settings.rate == 0:
+        yield summaries
+        return
+    prompts = [Prompt(p.name, p.text, settings.tokens, {"ignore_eos": True}) for p in load_prompts(playbook_path(run, settings.prompts))]
+    url = settings.url or getattr(production.router, "url", "")
+    if not url:
+        raise PlaybookError("`production.load` has no address to send to: the router is driven by hooks.", hint="Give `load.url`.")
+    sender = HttpSender(url, timeout=production.settings.server.request_timeout)
+    load = OpenLoopLoad(sender, prompts, settings.rate, max_in_flight=settings.max_in_flight, seed=settings.seed)
+    with load:
+        yield summaries
+    summaries.append(load.summary())
+
+
+def measurements(verdict: Verdict, summaries: Sequence[LoadSummary]) -> tuple[Measurement, ...]:
+    """What a gate judges: each test's decision, whether a fault ended it, failed requests of the own load."""
+    passed = {"PASS": 1.0, "FAIL": 0.0}.get(verdict.outcome.value)
+    rows = [decision.measurement() for decision in verdict.decisions]
+    rows.append(Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
+    return (*rows, *load_rows(summaries))
+
+
+def load_rows(summaries: Sequence[LoadSummary]) -> tuple[Measurement, ...]:
+    """Requests of the own load that failed; nothing without a load."""
+    sent, failed = sum(s.sent for s in summaries), sum(s.failed for s in summaries)
+    row = Measurement("failed_requests", float(failed), n=sent, unit="requests", source="own load through the router")
+    return (row,) if summaries else ()
+
+
+def share_row(verdict: Verdict, arms: Arms) -> Measurement:
+    """Requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
+    canary, control = verdict.requests.get("canary", 0.0), verdict.requests.get("control", 0.0)
+    total = canary + control
+    wanted = len(arms.canary) / (len(arms.canary) + len(arms.control))
+    ratio = canary / total / wanted if total else None
+    return Measurement("canary_share", ratio, ratio, ratio, n=int(total), unit="of the wanted share", source="response counters of both arms")
+
+
+def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host], digest: str, *, thorough: bool) -> Fault | None:
+    """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault."""
+    lost = production.lost_leases()
+    for host in canary:
+        if host.name in lost:
+            return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
+        if not production.client(host, 10.0).health() and not production.client(host, 10.0).health():
+            return Fault(host.name, "it does not answer /health", incumbent=False)
+        if thorough and (reason := production.mixed(host, digest)):
+            return Fault(host.name, reason, incumbent=False)
+    for host in control:
+        if not production.client(host, 10.0).health() and not production.client(host, 10.0).health():
+            return Fault(host.name, "the control does not answer /health", incumbent=True)
+    return None
+
+
+def _brief(decision: Decision) -> str:
+    if decision.estimate is None:
+        return f"{decision.metric} {decision.statistic}: {decision.outcome.value} (n {decision.n})"
+    low = "?" if decision.low is None else f"{decision.low:.2f}"
+    high = "?" if decision.high is None else f"{decision.high:.2f}"
+    return f"{decision.metric} {decision.statistic}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
+
+
+def evidence(production: Production, verdict: Verdict, summaries: Sequence[LoadSummary]) -> dict[str, Any]:
+    """Facts for results.json: the looks over time, the load, the log's end of a worker at fault."""
+    facts: dict[str, Any] = {"sequential": verdict.facts(), "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
+    facts["reference"] = [level.to_json() for level in verdict.reference]
+    if summaries:
+        facts["load"] = [vars(summary) for summary in summaries]
+    if verdict.fault:
+        host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
+        facts["fault"] = {"worker": verdict.fault.worker, "reason": verdict.fault.reason, "log": production.logs(host).splitlines()[-40:] if host else []}
+    return facts

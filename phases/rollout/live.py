@@ -1,0 +1,93 @@
+"""What the production steps of one process share: the open `Production`, made when first needed and closed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phases.engine.phase_run import PhaseRun
+from phases.engine.steps import Facts, StepContext
+from phases.errors import PlaybookError
+from phases.fleet.bundle import Bundle
+from phases.fleet.settings import FleetSettings
+from phases.rollout.production import Production
+from phases.rollout.releases import fleet_releases
+from phases.rollout.settings import ProductionSettings
+from phases.serving.settings import EMBEDDED
+
+
+@dataclass
+class Live:
+    """One run's hold on production. Steps of a plan make none of this; the first step that runs does."""
+
+    run: PhaseRun
+    _production: Production | None = None
+    _bundles: dict[str, Bundle] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> ProductionSettings:
+        return section(self.run, "production")
+
+    def production(self, context: StepContext) -> Production:
+        """Connect, and go on renewing what an earlier process of this run left under a lease."""
+        if self._production is None:
+            self._production = open_production(self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress)
+            self._production.adopt_leases()
+        self._production.progress = context.progress
+        return self._production
+
+    def bundles(self, context: StepContext, environment: dict[str, Any]) -> dict[str, Bundle]:
+        if not self._bundles:
+            self._bundles = fleet_releases(self.settings, self.run.kernel, environment, context.progress)
+        return self._bundles
+
+    def leave(self, context: StepContext) -> Facts:
+        if self._production is not None:
+            self._production.close()
+            self._production = None
+        return {}
+
+
+def section(run: PhaseRun, name: str) -> Any:
+    """A shared section of the playbook; PlaybookError when it is missing."""
+    found = run.playbook.sections.get(name)
+    if found is None:
+        raise PlaybookError(f"{run.playbook.path} has no section {name!r}, which {run.section.name} needs.", hint=f"Add `{name}:` at the top level.")
+    return found
+
+
+def fleet_settings(run: PhaseRun) -> FleetSettings:
+    """The hosts: as the playbook lists them, or the embedded fleet's."""
+    embedded = run.playbook.sections.get("embedded_fleet")
+    if embedded is None:
+        return section(run, "fleet")
+    from phases.embedded.fleet import fleet_of
+
+    return fleet_of(embedded, run.repo, run.playbook.name)
+
+
+def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None]) -> Production:
+    """Production as this playbook names it. Nothing is connected yet."""
+    from phases.fleet.router import make_router
+
+    fleet = fleet_settings(run)
+    return Production(section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress)
+
+
+def serving_environment(run: PhaseRun, context: StepContext) -> Facts:
+    """Python, model and draft model of the workers; the embedded ones are provisioned here."""
+    server = section(run, "production").server
+    if server.python != EMBEDDED:
+        return {"python": server.python, "model": server.model, "draft_model": server.draft_model}
+    from phases.embedded.provision import ensure
+
+    made = ensure(progress=context.progress)
+    found = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model)}
+    return {**found, **{key: value for key in ("model", "draft_model") if (value := getattr(server, key))}}
+
+
+def playbook_path(run: PhaseRun, path: Path | None) -> Path | None:
+    """A path the playbook gives, from where the playbook lies."""
+    return None if path is None else run.playbook.path.parent / path

@@ -1,0 +1,343 @@
+"""Production as it is observed, and the few ways in which it may be changed: one worker at a time, traffic last.
+
+The truth is what hosts and router say (DESIGN §4): every change starts by observing, so that a resumed run, another machine
+and a rollback all see the same. Order within a change: capacity is checked, traffic leaves, the worker drains, the host is
+switched under a lease, its own completions come back, and only then traffic returns.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from phases.engine.steps import Clock
+from phases.errors import FleetError, PhaseError, ServingError
+from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_back
+from phases.fleet.fleet import Fleet
+from phases.fleet.host import Host
+from phases.fleet.lease import Lease, LeaseState, read_lease
+from phases.fleet.locks import HostLock
+from phases.fleet.releases import Inventory, read_inventory
+from phases.fleet.router import RouterDriver, drain
+from phases.fleet.session import HostSession, op
+from phases.fleet.settings import FleetSettings
+from phases.fleet.bundle import Bundle
+from phases.rollout.settings import ProductionSettings
+from phases.serving.client import Client
+
+Progress = Callable[[str], None]
+FACTS_PROGRAM = (
+    "import glob,json,os,sys\n"
+    "print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1],'facts','rank-*.json')))]))"
+)
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker as observed.
+
+    Attributes:
+        current, last_good: digests; `none` where there is none.
+        serving: it answered a health check. in_service: the router sends it traffic.
+        error: why the host could not be asked, else empty.
+    """
+
+    host: Host
+    current: str = ""
+    last_good: str = ""
+    lease: LeaseState | None = None
+    serving: bool = False
+    in_service: bool = False
+    error: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        lease = f"{self.lease.state}, {self.lease.seconds_left:.0f} s" if self.lease and self.lease.active else ""
+        return {"name": self.host.name, "url": self.host.url, "current": self.current, "last_good": self.last_good, "lease": lease,
+                "serving": self.serving, "in_service": self.in_service, "error": self.error}  # fmt: skip
+
+
+@dataclass
+class Production:
+    """The fleet, its router and the rules for changing it. Use as a context manager: it closes its sessions.
+
+    Attributes:
+        purpose: what the hosts' locks say this run is doing.
+    """
+
+    settings: ProductionSettings
+    fleet_settings: FleetSettings
+    router: RouterDriver
+    package: str  # the kernel's package, which names its facts in /server_info
+    purpose: str
+    clock: Clock
+    progress: Progress
+    fleet: Fleet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.workers = self.fleet_settings.workers()
+        self.fleet = Fleet(self.workers, limit=self.fleet_settings.at_once)
+        self._locks: dict[str, HostLock] = {}
+        self._leases: dict[str, Lease] = {}
+        self._renewer: Renewer | None = None
+
+    def __enter__(self) -> Production:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop renewing, release the locks, end the sessions. Leases still active then run out by themselves."""
+        if self._renewer:
+            self._renewer.stop()
+        self.fleet.close()
+
+    # -- observing -----------------------------------------------------------------------------------------------------
+
+    def observe(self) -> list[WorkerState]:
+        """Every worker, asked at the same time; what cannot be asked has an `error`."""
+        in_service = self.routed()
+        found = self.fleet.each(lambda session: (read_inventory(session), read_lease(session)), deadline=60.0)
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            healthy = dict(zip(self.workers, pool.map(lambda host: self.client(host, 5.0).health(), self.workers), strict=True))
+        return [self._state(host, found[host.name], healthy[host], host.url in in_service) for host in self.workers]
+
+    def _state(self, host: Host, result: Any, healthy: bool, in_service: bool) -> WorkerState:
+        if not result.ok:
+            return WorkerState(host, serving=healthy, in_service=in_service, error=result.reason)
+        inventory, lease = result.value
+        return WorkerState(host, inventory.current, inventory.last_good, lease, healthy, in_service)
+
+    def routed(self) -> set[str]:
+        """URLs of the workers the router sends requests to."""
+        return {worker.url for worker in self.router.workers() if worker.healthy}
+
+    def client(self, host: Host, timeout: float | None = None) -> Client:
+        return Client(host.url, host.name, timeout or self.settings.server.request_timeout)
+
+    def rank_facts(self, host: Host) -> list[dict[str, Any]]:
+        """The fact file of every rank of a worker, as the kernel's plugin wrote them."""
+        argv = [host.python, "-c", FACTS_PROGRAM, host.root]
+        done = self.fleet.session(host).do(op("command", argv=argv, timeout=20))[0]
+        return list(json.loads(done["out"]))
+
+    def mixed(self, host: Host, digest: str) -> str:
+        """Why a worker is not wholly on a release: a rank is missing or reports another one. Empty when all agree."""
+        facts = self.rank_facts(host)
+        ranks = int(host.labels.get("tp", "1"))
+        if len({entry["rank"] for entry in facts}) < ranks:
+            return f"{len(facts)} of {ranks} ranks of {host.name} report"
+        wrong = [entry for entry in facts if entry.get("release") != digest]
+        if wrong:
+            return f"rank {wrong[0]['rank']} of {host.name} runs release {str(wrong[0].get('release'))[:12]}, not {digest[:12]}"
+        kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
+        return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def push(self, bundles: Sequence[Bundle], hosts: Sequence[Host]) -> None:
+        """Bring releases onto hosts, side by side; nothing that serves changes."""
+
+        def act(session: HostSession) -> int:
+            lock = self._lock(session)
+            return sum(push(session, lock, bundle).sent for bundle in bundles)
+
+        sent = self.fleet.each(act, hosts=hosts, on_result=lambda r: self.progress(f"{r.host.name}: {'release there' if r.ok else r.reason}")).check()
+        self.progress(f"{len(sent)} workers have the releases, {sum(sent.values()) >> 10} KiB sent")
+
+    def take_out(self, host: Host, seconds: float) -> None:
+        """Traffic leaves, then what is in flight ends, at most so many seconds."""
+        if not drain(self.router, host.url, lambda: self._in_flight(host), self.clock, seconds):
+            self.progress(f"{host.name} still had requests in flight after {seconds:g} s; its stop gives them its own time")
+
+    def put_in(self, host: Host) -> None:
+        """Traffic comes back, after our own completions did."""
+        self.prove(host)
+        self.router.add(host.url)
+
+    def prove(self, host: Host) -> None:
+        """Three completions of our own; ServingError when they do not come."""
+        client = self.client(host)
+        for _ in range(3):
+            answer = client.generate("ready?", 4)
+            if len(answer.tokens) != 4:
+                raise ServingError(f"{host.name} returned {len(answer.tokens)} tokens of 4.", hint="See its log.", host=host.name)
+
+    def switch(self, host: Host, digest: str) -> None:
+        """Switch one worker under a lease that is renewed from now on, and put it back into service.
+
+        Raises: a FleetError or ServingError; the host then is back on what it had, or goes back by itself.
+        """
+        self.take_out(host, self.fleet_settings.service.drain)
+        session = self.fleet.session(host)
+        try:
+            lease = guarded_switch(session, self._lock(session), self._driver(host), digest, self._ready(host), self._windows())
+        except PhaseError:
+            self._return_if_serving(host)
+            raise
+        self.fleet.adopt(lease.session)
+        self._leases[host.name] = lease
+        self._renew().add(host.name, lease.id)
+        try:
+            reason = self.mixed(host, digest)
+            if reason:
+                raise ServingError(f"{reason}.", hint="The worker goes back.", host=host.name)
+            self.warm_up(host)
+            self.put_in(host)
+        except PhaseError:
+            self.go_back(host)
+            raise
+
+    def restart_same(self, host: Host) -> None:
+        """Restart a worker on the release it has, so that it is as old as a canary."""
+        self.take_out(host, self.fleet_settings.service.drain)
+        session = self.fleet.session(host)
+        self._lock(session)
+        driver, ready = self._driver(host), self._ready(host)
+        from phases.fleet.services import waiting
+
+        session.do(driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + driver.drain + 30)
+        self.warm_up(host)
+        self.put_in(host)
+
+    def go_back(self, host: Host, target: str = "") -> str:
+        """Put one worker back on its last-good release (or `target`) and into service; returns the digest it runs."""
+        if self._renewer:
+            self._renewer.drop(host.name)
+        self.take_out(host, min(5.0, self.fleet_settings.service.drain))
+        session = self.fleet.session(host)
+        now = switch_back(session, self._lock(session), self._driver(host), self._ready(host), target=target)
+        self._leases.pop(host.name, None)
+        self.put_in(host)
+        return now
+
+    def keep(self, host: Host, digest: str) -> None:
+        """The release stays on this host and becomes its last-good."""
+        if self._renewer:
+            self._renewer.drop(host.name)
+        session = self.fleet.session(host)
+        lock = self._lock(session)
+        state = read_lease(session)
+        if state and state.active:
+            Lease(session, lock.token, lease_id=state.id).keep()
+        else:
+            session.do(op("release.good", digest=digest, token=lock.token))
+
+    def warm_up(self, host: Host) -> None:
+        """Sweeps of requests until two in a row agree; ServingError for a worker that keeps warming."""
+        settings, client, previous = self.settings.warm_up, self.client(host), None
+        for _ in range(settings.sweeps):
+            times = sorted(client.generate(f"warm up {n} " * 8, 8).seconds for n in range(settings.requests))
+            median = times[len(times) // 2]
+            if previous is not None and abs(median - previous) <= settings.agree * min(median, previous):
+                return
+            previous = median
+        raise ServingError(f"{host.name} is still warming after {settings.sweeps} sweeps.", hint="Allow more `warm_up.sweeps`.", host=host.name)
+
+    def adopt_leases(self) -> None:
+        """Go on renewing the leases an earlier process of this run left active."""
+        for state in self.observe():
+            if state.lease and state.lease.active and state.host.name not in self._leases:
+                session = self.fleet.session(state.host)
+                self._leases[state.host.name] = Lease(session, self._lock(session).token, lease_id=state.lease.id)
+                self._renew().add(state.host.name, state.lease.id)
+
+    def lost_leases(self) -> dict[str, str]:
+        """Workers whose lease could not be renewed, and why."""
+        return self._renewer.lost() if self._renewer else {}
+
+    def logs(self, host: Host, lines: int = 40) -> str:
+        try:
+            return self._driver(host).logs(self.fleet.session(host), lines)
+        except FleetError as fault:
+            return f"no log: {fault.message}"
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def _lock(self, session: HostSession) -> HostLock:
+        name = session.host.name
+        held = self._locks.get(name)
+        lock = HostLock(session, self.purpose, token=held.token if held else "")
+        lock.acquire()
+        self._locks[name] = lock
+        return lock
+
+    def _driver(self, host: Host) -> Any:
+        return self.fleet_settings.service.driver(host)
+
+    def _ready(self, host: Host) -> Ready:
+        return Ready(int(host.values["port"]), host.labels.get("health", "/health"), self.fleet_settings.service.ready)
+
+    def _windows(self) -> Windows:
+        return Windows(self.fleet_settings.lease.arm, self.fleet_settings.lease.bake)
+
+    def _renew(self) -> Renewer:
+        if self._renewer is None:
+            self._renewer = Renewer(self.workers, self.fleet_settings.lease.bake)
+        return self._renewer
+
+    def _return_if_serving(self, host: Host) -> None:
+        try:
+            self.put_in(host)
+        except PhaseError as fault:
+            self.progress(f"{host.name} stays out of service: {fault.message}")
+
+    def _in_flight(self, host: Host) -> float | None:
+        """Requests a worker is working on; None when it cannot be asked."""
+        from phases.analysis.scrape import Scrape
+
+        try:
+            scrape = Scrape.parse(self.client(host, 5.0).metrics(), t=0.0, source=host.name)
+        except PhaseError:
+            return None
+        name = scrape.resolve(["num_running_reqs"])
+        return max(scrape.samples[name].values(), default=0.0) if name else 0.0
+
+
+class Renewer:
+    """Renews leases from a thread of its own over connections of its own, three times a lease's length."""
+
+    def __init__(self, workers: Sequence[Host], window: float) -> None:
+        self._window, self._fleet = window, Fleet(workers)
+        self._leases: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
+        self._guard, self._stopped = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
+        self._thread.start()
+
+    def add(self, name: str, lease_id: str) -> None:
+        with self._guard:
+            self._leases[name] = lease_id
+
+    def drop(self, name: str) -> None:
+        with self._guard:
+            self._leases.pop(name, None)
+
+    def lost(self) -> dict[str, str]:
+        with self._guard:
+            return dict(self._lost)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=10.0)
+        self._fleet.close()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._window / 3):
+            with self._guard:
+                leases = dict(self._leases)
+            hosts = [self._fleet[name] for name in leases]
+            if not hosts:
+                continue
+            results = self._fleet.each(lambda session: Lease(session, "", lease_id=leases[session.host.name]).renew(self._window),
+                                       hosts=hosts, deadline=self._window / 3)  # fmt: skip
+            with self._guard:
+                for name, result in results.items():
+                    if result.ok:
+                        self._lost.pop(name, None)
+                    elif name in self._leases:
+                        self._lost[name] = result.reason

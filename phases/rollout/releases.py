@@ -1,0 +1,71 @@
+"""The two releases production knows: the incumbent's and the candidate's, with the launch arguments of a fleet's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phases.engine.phase_one import build_cache
+from phases.embedded.fleet import LAUNCH_ENVIRONMENT, launch_arguments
+from phases.fleet.bundle import Bundle, Launch, make_bundle
+from phases.kernel import contract
+from phases.kernel.contract import Kernel
+from phases.rollout.settings import ProductionSettings
+from phases.serving.launch import server_argv, server_environment
+from phases.serving.release import OBJECTS, SITE, make_release, variable
+from phases.serving.settings import EMBEDDED, SideSettings
+
+SIDES = ("incumbent", "candidate")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the launch functions of Phase 2 read: settings with `server`, `incumbent`, `candidate`, and the kernel."""
+
+    settings: ProductionSettings
+    kernel: Kernel
+
+
+def fleet_releases(
+    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None]
+) -> dict[str, Bundle]:
+    """Both sides' bundles. The launch arguments hold {port} and the hosts' own values, filled in on each host.
+
+    Args:
+        environment: python, model and draft_model as the workers' hosts have them.
+    Raises:
+        BuildError: a release does not build.
+    """
+    return {side: _release(settings, kernel, side, environment, progress) for side in SIDES}
+
+
+def _release(settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None]) -> Bundle:
+    own: SideSettings = getattr(settings, side)
+    served = contract.load(own.kernel) if own.kernel else kernel
+    bundle, records = make_release(served, settings.architectures or _architectures(settings, served), build_cache(served), progress)
+    launched = Launched(settings, served)
+    release = {"path": "{release}", "digest": ""}
+    argv = [str(part) for part in server_argv(launched, side, environment, "{port}")]  # type: ignore[arg-type]
+    env = server_environment(launched, side, release, environment)  # type: ignore[arg-type]
+    env.pop("PYTHONPATH"), env.pop("PATH_PREFIX")
+    env |= {
+        "PATH": f"{Path(environment['python']).parent}:/usr/local/bin:/usr/bin:/bin",
+        variable(served, "FACTS"): "{root}/facts",
+        variable(served, "CONTROL"): "{root}/control",
+    }
+    env.pop(variable(served, "RELEASE"))  # the host gives the digest, which covers these very arguments
+    if settings.server.python == EMBEDDED:
+        argv += launch_arguments()
+        env |= LAUNCH_ENVIRONMENT
+    facts = {"kernel": served.name, "side": side, "archs": sorted({record.arch for record in records})}
+    files = {file.path: file.source for file in bundle.files}
+    made = make_bundle(files, Launch(tuple(argv), env, SITE), facts)
+    progress(f"{side}: release {made.digest[:12]}, {made.size >> 10} KiB, objects in {OBJECTS}/")
+    return made
+
+
+def _architectures(settings: ProductionSettings, kernel: Kernel) -> tuple[str, ...]:
+    cuda = settings.server.device == "cuda"
+    return tuple(arch for arch in kernel.architectures if arch.startswith("sm_") == cuda)

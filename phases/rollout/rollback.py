@@ -1,0 +1,163 @@
+"""Going back: traffic safe first, then every worker restored, and only what is observed counts as done (DESIGN §4).
+
+Workers on the candidate leave the router as far as the capacity floor allows; the rest go back in batches under the same
+floor. The target is each host's own last-good release, never merely the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from phases.errors import Exit, PhaseError
+from phases.fleet.host import Host
+from phases.fleet.releases import NEVER
+from phases.rollout.arms import batches
+from phases.rollout.production import Production, WorkerState
+
+SAFE_SECONDS = 60.0
+
+
+@dataclass
+class Timeline:
+    """Events in seconds since the regression was detected."""
+
+    detected: float
+    now: Callable[[], float]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, event: str, host: str = "", text: str = "") -> None:
+        self.events.append({"at": round(self.now() - self.detected, 2), "event": event, "host": host, "note": text})
+
+    def at(self, event: str) -> float | None:
+        return next((row["at"] for row in self.events if row["event"] == event), None)
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """How a rollback ended, from what was observed at its end.
+
+    Attributes:
+        verified: every worker runs its last-good release, serves and is in service, and the candidate gets no traffic.
+        left: what is not as it should be, by worker.
+    """
+
+    reason: str
+    verified: bool
+    events: tuple[dict[str, Any], ...]
+    left: dict[str, str]
+    moved: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> Exit:
+        return Exit.ROLLED_BACK if self.verified else Exit.ROLLBACK_INCOMPLETE
+
+    def to_json(self) -> dict[str, Any]:
+        return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events)}
+
+
+def roll_back(production: Production, reason: str, *, detected: float, target: str = "") -> Rollback:
+    """Bring every worker that is not on its last-good release (or `target`) back to it.
+
+    Args:
+        detected: when the regression was found, seconds since the epoch; the timeline counts from there.
+        target: digest to go to instead, which must have been verified good on the hosts.
+    """
+    timeline = Timeline(detected, production.clock.now)
+    timeline.note("detected", text=reason)
+    states = production.observe()
+    moved = [state for state in states if _strayed(state, target)]
+    production.progress(f"going back on {', '.join(s.host.name for s in moved) or 'no worker'}: {reason}")
+    _make_traffic_safe(production, states, moved, timeline)
+    failed = _restore(production, states, moved, target, timeline)
+    left = {**failed, **_not_restored(production, target)}
+    if not left:
+        timeline.note("verified")
+    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved))
+
+
+def _strayed(state: WorkerState, target: str) -> bool:
+    goal = target or state.last_good
+    return bool(state.error) or state.current != goal or bool(state.lease and state.lease.active)
+
+
+def _make_traffic_safe(production: Production, states: list[WorkerState], moved: list[WorkerState], timeline: Timeline) -> None:
+    """Take strayed workers out of the router while enough others stay; with too few others they keep serving until restored."""
+    floor = production.settings.min_available.of(len(states))
+    in_service = [s for s in states if s.in_service]
+    room = len(in_service) - floor
+    out = [s for s in moved if s.in_service][: max(room, 0)]
+    for state in out:
+        production.router.remove(state.host.url)
+    if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
+        timeline.note("traffic safe", text=f"{len(out)} workers out of service")
+    elif moved:
+        timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available")
+
+
+def _gone(production: Production, urls: list[str]) -> bool:
+    """Whether the router itself says that none of these gets traffic any more."""
+    until = production.clock.monotonic() + SAFE_SECONDS
+    while production.clock.monotonic() < until:
+        if not set(urls) & production.routed():
+            return True
+        production.clock.sleep(0.2)
+    return False
+
+
+def _restore(production: Production, states: list[WorkerState], moved: list[WorkerState], target: str, timeline: Timeline) -> dict[str, str]:
+    """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
+    failed: dict[str, str] = {}
+    still_in = production.routed()
+    out_now = [s.host for s in moved if s.host.url not in still_in]
+    serving_moved = [s.host for s in moved if s.host.url in still_in]
+    floor = production.settings.min_available.of(len(states))
+    failed |= _restore_together(production, out_now, target, timeline)
+    if serving_moved:
+        in_service = len(production.routed())
+        for batch in batches(serving_moved, max(in_service, floor + 1), floor):
+            failed |= _restore_together(production, batch, target, timeline)
+    if moved and timeline.at("traffic safe") is None and not failed:
+        timeline.note("traffic safe", text="the last worker left the candidate")
+    if moved and not failed:
+        timeline.note("restored")
+    return failed
+
+
+def _restore_together(production: Production, hosts: Sequence[Host], target: str, timeline: Timeline) -> dict[str, str]:
+    """Workers that are out of service anyway, or may be: side by side, since a restart is what takes long."""
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(min(len(hosts), production.fleet_settings.at_once)) as pool:
+        results = list(pool.map(lambda host: _restore_one(production, host, target, timeline), hosts))
+    return {name: why for result in results for name, why in result.items()}
+
+
+def _restore_one(production: Production, host: Host, target: str, timeline: Timeline) -> dict[str, str]:
+    try:
+        digest = production.go_back(host, target)
+    except PhaseError as fault:
+        production.progress(f"{host.name}: {fault}")
+        return {host.name: str(fault)}
+    timeline.note("worker restored", host.name, digest[:12])
+    production.progress(f"{host.name} is back on {digest[:12]}")
+    return {}
+
+
+def _not_restored(production: Production, target: str) -> dict[str, str]:
+    left = {}
+    for state in production.observe():
+        goal = target or state.last_good
+        if state.error:
+            left[state.host.name] = state.error
+        elif goal in ("", NEVER):
+            left[state.host.name] = "no release was ever recorded as good here"
+        elif state.current != goal:
+            left[state.host.name] = f"runs {state.current[:12]}, not {goal[:12]}"
+        elif not state.serving:
+            left[state.host.name] = "does not answer"
+        elif not state.in_service:
+            left[state.host.name] = "the router sends it nothing"
+    return left

@@ -1,0 +1,72 @@
+"""Watching a fleet that has no control left: health of every worker, and latencies against a recorded reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from phases.analysis.decision import Decision, Outcome
+from phases.analysis.scrape import Scrape
+from phases.engine.steps import StepContext
+from phases.errors import AnalysisError
+from phases.rollout.bake import Fault, Verdict, read_metrics
+from phases.rollout.production import Production
+from phases.rollout.reference import Level, Recorder, against
+from phases.rollout.settings import JudgeSettings
+
+
+@dataclass
+class Soak:
+    """One watch over the whole fleet.
+
+    Attributes:
+        digest: release every worker must run; empty: whatever it runs.
+    """
+
+    production: Production
+    settings: JudgeSettings
+    reference: Sequence[Level]
+    digest: str
+    context: StepContext
+    _looks: dict[str, list[list[float | None]]] = field(default_factory=dict)
+
+    def run(self, seconds: float) -> Verdict:
+        """Watch so long. FAIL at once on a fault or a regression; PASS at the end when every metric with a reference is within
+        its margin; INCONCLUSIVE when too little was served to tell."""
+        clock = self.context.clock
+        started, recorder = clock.now(), Recorder(self.settings.metrics)
+        while True:
+            fault = self._scrape(recorder)
+            elapsed = clock.now() - started
+            decisions = against(self.reference, recorder.levels(), self.settings.metrics, self.settings.min_samples, clock.now())
+            self._note(elapsed, decisions)
+            if fault or any(d.outcome is Outcome.FAIL for d in decisions):
+                return Verdict(Outcome.FAIL, tuple(decisions), self._looks, elapsed, fault, recorder.levels())
+            if elapsed >= seconds:
+                return self._end(decisions, elapsed, recorder)
+            clock.sleep(min(self.settings.window, max(0.1, seconds - elapsed)))
+
+    def _end(self, decisions: list[Decision], elapsed: float, recorder: Recorder) -> Verdict:
+        """Without any reference, the fleet being well for the whole time is all there is to tell."""
+        told = [d for d in decisions if d.outcome is not Outcome.CONTINUE]
+        open_tests = bool(self.reference) and len(told) < len(decisions)
+        return Verdict(Outcome.INCONCLUSIVE if open_tests else Outcome.PASS, tuple(decisions), self._looks, elapsed, None, recorder.levels())
+
+    def _scrape(self, recorder: Recorder) -> Fault | None:
+        for host in self.production.workers:
+            try:
+                recorder.add(Scrape.parse(read_metrics(host.url), t=self.context.clock.now(), source=host.name))
+            except AnalysisError as fault:
+                if not self.production.client(host, 10.0).health():
+                    return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)
+            if self.digest and (reason := self.production.mixed(host, self.digest)):
+                return Fault(host.name, reason, incumbent=False)
+        lost = self.production.lost_leases()
+        return next((Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None)
+
+    def _note(self, elapsed: float, decisions: list[Decision]) -> None:
+        for d in decisions:
+            if d.estimate is not None:
+                self._looks.setdefault(f"{d.metric} {d.statistic}", []).append([round(elapsed, 1), d.estimate, d.low, d.high])
+        told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f} {d.outcome.value}" for d in decisions if d.estimate is not None)
+        self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
