@@ -19,6 +19,7 @@ from phases.kernel import process
 from phases.kernel.contract import Kernel, Progress, case_json, describe, select, silent, to_json
 from phases.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 
+AUDIT_WINDOWS, AUDIT_WINDOWS_ALONE = 3, 12  # the fastest window counts: a busy machine only makes windows longer
 AUDIT_FACTOR = 2.5  # the toolkit's clock may see so many times the median sample ...
 AUDIT_SLACK_SECONDS = 5e-3  # ... plus this a window, for the messages and a busy machine
 _GIVE_UP_AFTER = 2
@@ -105,8 +106,9 @@ class _Run:
         while self._missing():
             before = len(self.records) + len(self.alone)
             items = [(number, left) for number, names in self._missing() if (left := [n for n in names if (number, n) not in self.alone])]
+            windows = AUDIT_WINDOWS if items else AUDIT_WINDOWS_ALONE
             items = items or [(number, names[:1]) for number, names in self._missing()][:1]
-            death = process.run(self._job(items), self._listen, silence=self.silence)
+            death = process.run(self._job(items, windows), self._listen, silence=self.silence)
             if death:
                 self._bury(death)
             if len(self.records) + len(self.alone) == before:
@@ -116,8 +118,8 @@ class _Run:
         rows = [(n, [name for name in self.names if (n, name) not in self.records]) for n in range(len(self.cases))]
         return [(number, names) for number, names in rows if names]
 
-    def _job(self, items: list[tuple[int, list[str]]]) -> dict[str, Any]:
-        return {"op": "benchmark", "kernel": to_json(self.kernel), "device": self.device, "effort": dataclasses.asdict(self.effort),
+    def _job(self, items: list[tuple[int, list[str]]], windows: int) -> dict[str, Any]:
+        return {"op": "benchmark", "audit_windows": windows, "kernel": to_json(self.kernel), "device": self.device, "effort": dataclasses.asdict(self.effort),
                 "numbers": [number for number, _ in items],
                 "items": [{"case": case_json(self.cases[number]), "variants": names} for number, names in items]}  # fmt: skip
 

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 from phases.kernel import guards
-from phases.kernel.buffers import is_poison
+from phases.kernel.buffers import fingerprint, is_poison, same_bits
 from phases.kernel.channel import Channel
 from phases.kernel.compare import compare
 from phases.kernel.entry import Entry, Json, Tensors, blame
 from phases.kernel.input_sets import InputSets, cache_bytes, describe, free_memory
 from phases.kernel.timers import CpuTimer, CudaTimer
-
-AUDIT_WINDOWS = 3
 
 
 class Dishonest(Exception):
@@ -70,6 +68,7 @@ class CaseRace:
         self.lanes = [Lane(variant, names.index(variant)) for variant in item["variants"]]
         self.tolerance, self.cost = entry.tolerance(self.case), entry.cost(self.case)
         self.random = random.Random(zlib.crc32(self.case["name"].encode()))
+        self.audit_windows = job["audit_windows"]
         self.turn = 0
         self.other_values: Tensors | None = None
 
@@ -192,15 +191,14 @@ class CaseRace:
     def _audit(self, lane: Lane) -> None:
         """Calls back to back between two messages: the toolkit's clock, in another process, must see the same time a call."""
         calls = max(1, min(500, int(self.effort["audit_seconds"] / max(lane.last, 1e-9))))
-        windows = AUDIT_WINDOWS if lane.last < 0.2 else 1
-        for _ in range(windows):
+        for _ in range(self.audit_windows if lane.last < 0.2 else 1):
             self.channel.send("audit-begin", variant=lane.variant)
             done = lane.timer.back_to_back(lambda number: self._call(lane, number), calls)
             self.channel.send("audit-end", variant=lane.variant, calls=done)
 
     def _prove_after(self, lane: Lane) -> None:
         number, state, outputs = lane.kept
-        lane.parity_after = False
+        lane.parity_after = False  # until everything below has passed
         comparison = compare(outputs, self.sets.reference(number, state), self.tolerance)
         lane.error_after = comparison.error
         if not comparison.ok:
@@ -208,11 +206,21 @@ class CaseRace:
         if self.other_values is None:
             self.other_values = self.sets.reference(0, 1)
         self.sets.restore(0, 1)  # set 0 held state 0 when it was proved before timing: same memory, other values
+        before, outputs = fingerprint(self.sets.inputs[0]), self.sets.outputs[0]
+        self._once_more(lane)
+        if fingerprint(self.sets.inputs[0]) != before:
+            raise Dishonest("changed its inputs")
+        self._must_be_right(outputs.tensors, self.other_values, "after timing, with other values in the same memory: ")
+        first = outputs.snapshot()
+        self._once_more(lane)
+        if not all(same_bits(outputs.tensors[name], first[name]) for name in first):
+            raise Dishonest("after timing, a rerun on the same inputs gives other bits")
+        lane.parity_after = True
+
+    def _once_more(self, lane: Lane) -> None:
         self.sets.outputs[0].poison()
         self._call(lane, 0)
         self._synchronize()
-        self._must_be_right(self.sets.outputs[0].tensors, self.other_values, "after timing, with other values in the same memory: ")
-        lane.parity_after = True
 
     def _must_be_right(self, outputs: Tensors, reference: Tensors, when: str) -> None:
         comparison = compare(outputs, reference, self.tolerance)

@@ -24,7 +24,12 @@ def architectures(path):
         except ValueError:  # an empty file
             return []
         with data:
-            return sorted(_scan(data), key=lambda name: (name.startswith("compute"), _number(name), name))
+            return in_order(_scan(data))
+
+
+def in_order(names):
+    """Machine code before PTX, each from the oldest architecture to the newest."""
+    return sorted(names, key=lambda name: (not name.startswith("sm_"), _number(name), name))
 
 
 def _scan(data):
@@ -52,7 +57,7 @@ def _entries(data, at, end):
 
 
 def _number(name):
-    return int("".join(c for c in name if c.isdigit()))
+    return int("".join(c for c in name if c.isdigit()) or 0)
 
 
 def runs_on(architecture, sm):

@@ -59,7 +59,8 @@ def run(job: Message, on_message: Callable[[Message], None], *, silence: float =
     Args:
         job: plain JSON with `op` and what that operation needs.
         on_message: called in this process for every message but `error` and `done`.
-        silence: seconds without any sign of life after which the worker is killed.
+        silence: seconds inside one run of a variant without any sign of life after which the worker is killed; outside
+            a variant (importing, references) it has SILENCE_SECONDS at least.
 
     Returns:
         None when the job was done, else how the worker died.
@@ -106,12 +107,13 @@ class _Worker:
             selector.register(self.reading, selectors.EVENT_READ)
             while True:
                 ready = selector.select(timeout=min(_POLL_SECONDS, silence / 4))
-                now_beat = PULSE.unpack_from(self.pulse)[0]
+                now_beat, _, variant = PULSE.unpack_from(self.pulse)
+                patience = silence if variant >= 0 else max(silence, SILENCE_SECONDS)  # imports and references may be slow
                 if ready or now_beat != beat:
                     beat, alive = now_beat, time.monotonic()
                 if not ready:
-                    if time.monotonic() - alive > silence:
-                        return self._died(f"gave no sign of life for {silence:g} s and was killed")
+                    if time.monotonic() - alive > patience:
+                        return self._died(f"gave no sign of life for {patience:g} s and was killed")
                     if self.child.poll() is not None:  # dead, while a grandchild may still hold the pipe
                         return self._died(self._exit_reason())
                     continue

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phases.errors import PhaseError
-from phases.kernel.fatbin import runs_on
+from phases.kernel.fatbin import in_order, runs_on
 from phases.kernel.survey_facts import FACTS, Fact
 
 _HERE = Path(__file__).parent
@@ -98,7 +98,7 @@ def survey(
     for fact, row in zip(facts, seen["kernels"], strict=True):
         if row["present"] and try_imports and fact.binaries and fact.package not in imports:
             imports[fact.package] = _import(python, fact.package)
-        built = sorted({arch for archs in row["binaries"].values() for arch in archs}) or (list(architectures) if fact.package == "verify_attn" else [])
+        built = in_order({arch for archs in row["binaries"].values() for arch in archs}) or (list(architectures) if fact.package == "verify_attn" else [])
         rows.append(_judge(fact, row, built, imports.get(fact.package, "") if row["present"] else "", page_size, here))
     gpus = tuple(f"{name} (sm_{capability})" for name, capability in seen["gpus"])
     return Survey(seen["python"], seen["torch"], page_size, here, gpus, tuple(rows))

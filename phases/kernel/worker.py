@@ -30,7 +30,7 @@ def _check_device(device: str) -> None:
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise PhaseError("there is no CUDA device that this torch can use", hint="Run on a machine with a GPU, or use the device cpu.")
+        raise PhaseError("there is no CUDA device that this torch can use.", hint="Run on a machine with a GPU, or use the device cpu.")
 
 
 def _describe(job: dict[str, Any], channel: Channel) -> None:

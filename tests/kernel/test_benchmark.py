@@ -21,6 +21,8 @@ CAUGHT = {
     "writes_later": "never written at",
     "writes_after": "wrote out of bounds",
     "returns_nan": "out is NaN",
+    "mutates_inputs": "changed its inputs",
+    "random_bits": "a rerun on the same inputs gives other bits",
     "segfaults": "killed by SIGSEGV",
 }
 
