@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import time
+import traceback
 
 import guard
 import locks
@@ -73,6 +74,10 @@ class Agent:
             return {"results": results, "error": fault.to_json()}
         except OSError as fault:
             return {"results": results, "error": _os_fault(fault).to_json()}
+        except Exception as fault:  # a mistake in here must not look like a lost connection
+            traceback.print_exc()
+            what = HostFault("bug", "%s in the host-side scripts: %s" % (type(fault).__name__, fault), "This is a bug of the toolkit: report it.")
+            return {"results": results, "error": what.to_json()}
         return {"results": results, "error": None}
 
     def hello(self):
@@ -91,6 +96,7 @@ class Agent:
         return {
             "hostname": uname.node, "kernel": uname.release, "machine": uname.machine, "os": release.get("PRETTY_NAME", "").strip('"'),
             "python": platform.python_version(), "time": time.time(), "free": store.free_bytes(self.place), "uid": os.getuid(),
+            "gpus": _gpus(), "kills_user_processes": _kills_user_processes(),
         }  # fmt: skip
 
     def describe(self, values):
@@ -176,12 +182,50 @@ class Agent:
             raise HostFault("no_program", "%s is not installed" % argv[0], "Install it, or choose another driver.")
         result = {"code": done.returncode, "out": done.stdout.decode("utf-8", "replace"), "err": done.stderr.decode("utf-8", "replace")}
         if check and done.returncode != 0:
-            raise HostFault("command_failed", "%s: exit status %d: %s" % (" ".join(argv), done.returncode, result["err"][-300:].strip()), **result)
+            raise HostFault("command_failed", "%s: exit status %d: %s" % (" ".join(argv), done.returncode, result["err"][-300:].strip()))
         return result
 
     def wait_ready(self, port, path="/health", timeout=60.0, driver=""):
         watch = (lambda: process.status(self.place)) if driver == "process" else None
         return probe.wait_ready(port, path, timeout=timeout, status=watch)
+
+
+def _gpus():
+    """[{name, driver, capability}] as nvidia-smi lists them; [] without one, a text when it fails."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20)
+    except FileNotFoundError:
+        return []
+    except subprocess.TimeoutExpired:
+        return "nvidia-smi hangs"
+    text = done.stdout.decode("utf-8", "replace").strip()
+    if done.returncode != 0:
+        return text.splitlines()[-1] if text else "nvidia-smi fails"
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
+    return [dict(zip(("name", "driver", "capability"), row)) for row in rows if len(row) == 3]
+
+
+def _kills_user_processes():
+    """Whether logind ends what a user left running, a lease guard too, when the last session closes."""
+    found = False
+    for path in ("/etc/systemd/logind.conf", *sorted(_listed("/etc/systemd/logind.conf.d"))):
+        try:
+            with open(path) as file:
+                for line in file:
+                    name, _, value = line.strip().partition("=")
+                    if name.strip() == "KillUserProcesses":
+                        found = value.strip().lower() in ("yes", "true", "1", "on")
+        except OSError:
+            continue
+    return found and os.getuid() != 0
+
+
+def _listed(directory):
+    try:
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
+    except OSError:
+        return []
 
 
 def _entry(line):
