@@ -19,6 +19,10 @@ def create_backend(name: str, runner):
     """
     on_cuda = torch.cuda.is_available()
     require(read_configuration(runner), CUDA_DTYPES if on_cuda else CPU_DTYPES)
+    if on_cuda and runner.is_draft_worker:  # a draft model verifies nothing
+        from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+        return TritonAttnBackend(runner)
     if on_cuda:
         from verify_attn.sglang.cuda_backend import CudaBackend
 

@@ -39,6 +39,7 @@ class Plan:
     variant: str
     splits: int
     workspace: Tensor
+    lse: Tensor  # [tokens, heads]; SGLang does not ask for it, the kernels write it
 
 
 class CudaBackend(TritonAttnBackend):
@@ -147,7 +148,7 @@ class CudaBackend(TritonAttnBackend):
             q, k_pool, qo_indptr=self.qo_indptr64[: streams + 1], kv_indptr=self.kv_indptr64[: streams + 1],
             kv_indices=kv_indices, prefix_lens=self.prefix_lens[:streams], draft_kv=k, mask=custom_mask,
             mask_indptr=None if custom_mask is None else mask_indptr, mask_layout="auto" if custom_mask is None else "full",
-            scale=sm_scale, out=o, max_q=max_len, max_prefix=self.max_context_len, check_values=False)  # fmt: skip
+            scale=sm_scale, out=o, lse=plan.lse, max_q=max_len, max_prefix=self.max_context_len, check_values=False)  # fmt: skip
         cuda.run(problem, plan.variant, num_splits=plan.splits, workspace=plan.workspace)
 
     def _is_plain(self, options: dict) -> bool:
@@ -168,7 +169,7 @@ class CudaBackend(TritonAttnBackend):
             problem = self._example(streams, draft_tokens)
             variant, splits = cuda.choose(problem)
             workspace = self._workspace(variant, cuda.workspace_bytes(problem, variant, num_splits=splits))
-            plan = self.plans[streams, draft_tokens] = Plan(variant, splits, workspace)
+            plan = self.plans[streams, draft_tokens] = Plan(variant, splits, workspace, problem.lse)
             log.info("verify_attn: %d requests of %d draft tokens: %s, %d splits", streams, draft_tokens, variant, splits)
         return plan
 

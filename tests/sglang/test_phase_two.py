@@ -1,0 +1,127 @@
+"""Phase 2 against real SGLang servers: a good kernel passes, each bad case fails with its reason."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from phases.errors import Exit
+from phases.verdict import Verdict
+from tests.sglang.conftest import Run, processes_of, replace
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def require_failed(run: Run, *words: str) -> None:
+    """A FAIL checkpoint that says why, with log lines, and no server left."""
+    assert run.outcome.verdict is Verdict.FAIL
+    assert run.outcome.code is Exit.GATE_FAILED
+    assert run.measured("candidate_ready").estimate == 0
+    for word in words:
+        assert word in run.failures
+    assert processes_of(run) == []
+    assert not list((run.work / "serving" / "servers").glob("*/server.json"))
+
+
+def test_good_kernel_passes(phase_two):
+    run = phase_two(latency=True)
+    assert run.outcome.verdict is Verdict.PASS, run.gate
+    activity = run.results.facts["activity"]
+    assert activity["kernel_calls"] > 0 and activity["incumbent_calls"] == 0 and activity["ranks"] == 1
+    assert run.measured("token_equality").detail["deterministic_prompts"] == 6
+    assert run.measured("accept_length").estimate > 1.2  # trees are really accepted from
+    assert processes_of(run) == []
+
+
+def test_kernel_that_ignores_the_tree_mask_fails(phase_two):
+    def causal(kernel: Path) -> None:
+        replace(kernel, "sglang/cpu_backend.py", "if mask is not None:", "if False:")
+
+    run = phase_two(causal)
+    assert run.outcome.verdict is Verdict.FAIL
+    assert run.rule("logprob_error")["verdict"] == "FAIL"
+    assert run.rule("candidate_ready")["verdict"] == "PASS"
+    assert processes_of(run) == []
+
+
+def test_kernel_with_slightly_wrong_numbers_fails(phase_two):
+    def two_percent(kernel: Path) -> None:
+        replace(kernel, "sglang/cpu_backend.py", "scale=layer.scaling,", "scale=layer.scaling * 1.02,")
+
+    run = phase_two(two_percent)
+    assert run.outcome.verdict is Verdict.FAIL
+    assert run.rule("logprob_error")["verdict"] == "FAIL"
+
+
+def test_missing_plugin_fails(phase_two):
+    run = phase_two(candidate="environment: {SGLANG_PLUGINS: another}")
+    require_failed(run, "invalid choice", "verify_attn")
+
+
+def test_plugin_that_raises_at_load_fails(phase_two):
+    def raising(kernel: Path) -> None:
+        replace(kernel, "sglang/__init__.py", "    import torch\n", "    raise RuntimeError('sabotaged plugin')\n")
+
+    run = phase_two(raising)
+    require_failed(run, "invalid choice", "sabotaged plugin")
+
+
+def test_object_with_an_unknown_torch_symbol_fails_before_a_server_starts(phase_two):
+    def wrong_abi(kernel: Path) -> None:
+        source = kernel / "csrc" / "cpu" / "entry.cpp"
+        wanted = "void _ZN3c106detail14torchAbiIsGoneEv();"
+        source.write_text(source.read_text() + f'\nextern "C" {wanted}\nextern "C" __attribute__((visibility("default"))) '
+                          "void verify_attn_abi_probe() { _ZN3c106detail14torchAbiIsGoneEv(); }\n")  # fmt: skip
+
+    run = phase_two(wrong_abi)
+    require_failed(run, "undefined symbol", "torchAbiIsGone")
+    assert not (run.work / "serving" / "servers" / "candidate" / "server.log").exists()
+
+
+def test_server_killed_while_loading_fails(phase_two):
+    def killed(kernel: Path) -> None:
+        replace(kernel, "sglang/create.py", "    return CpuBackend(runner, NAME)", "    import os\n\n    os.kill(os.getpid(), 9)")
+
+    require_failed(phase_two(killed), "ended while starting")
+
+
+def test_server_that_is_healthy_but_completes_nothing_fails(phase_two):
+    hook = """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    async def stalled(original, manager, request, *rest, **options):
+        import asyncio
+
+        if not str(getattr(request, "rid", "")).startswith("HEALTH_CHECK"):
+            await asyncio.sleep(3600)
+        async for part in original(manager, request, *rest, **options):
+            yield part
+
+    HookRegistry.register("sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", stalled, HookType.AROUND)
+"""
+
+    def stalling(kernel: Path) -> None:
+        replace(kernel, "sglang/__init__.py", "    import torch\n", f"    import torch\n{hook}\n")
+
+    run = phase_two(stalling, server="ready_within: 75s, request_timeout: 5s",
+                    candidate="arguments: [--skip-server-warmup]")  # fmt: skip
+    require_failed(run, "answers /health", "completes nothing")
+
+
+def test_taken_port_fails(phase_two):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = phase_two(candidate=f"port: {port}")
+    require_failed(run, f"port {port} of the candidate is taken")
+
+
+def test_out_of_memory_at_start_fails(phase_two):
+    run = phase_two(candidate="arguments: [--max-total-tokens, '4000000000', --mem-fraction-static, '0.9']")
+    require_failed(run, "ended while starting", "emory")
+
+
+def test_unsupported_configuration_is_refused_with_the_reason(phase_two):
+    run = phase_two(candidate="arguments: [--dtype, bfloat16, --kv-cache-dtype, fp8_e5m2]")
+    require_failed(run, "verify_attn cannot serve this", "fp8")
