@@ -9,7 +9,7 @@ traffic are in the answer (block bootstrap, Künsch, Ann. Statist. 1989); no nor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -106,6 +106,45 @@ def detectable(
         else:
             low = middle + 1
     return float(candidates[low]) if low < len(candidates) else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bake can see, from an A/A recording.
+
+    Attributes:
+        dispersion: for `TestSettings.dispersion`.
+        rate: requests per second of an arm, as planned for.
+        seconds_to_pass: within which an equal canary passes with 95 % probability; None for longer than was looked ahead.
+        detectable: smallest slowdown that fails with 95 % probability, by minutes of bake; None for none of SLOWDOWNS.
+    """
+
+    dispersion: float
+    rate: float
+    seconds_to_pass: float | None
+    detectable: dict[int, float | None]
+
+
+def plan(
+    canary: ArmRecords, control: ArmRecords, settings: TestSettings, *, minutes: tuple[int, ...] = (5, 15, 30),
+    rate: float | None = None, longest: float = 4 * 3600.0, replays: int = 200,
+) -> Plan:  # fmt: skip
+    """Plan bakes of so many minutes from two equal arms' records of the settings' metric (a quantile is needed).
+
+    Args:
+        rate: requests per second of an arm in the bake; as recorded when absent.
+        longest: seconds looked ahead for the time an equal canary needs.
+    """
+    recording = Recording.of(canary, control, settings)
+    settings = replace(settings, dispersion=dispersion(recording, settings))
+    return Plan(
+        dispersion=settings.dispersion,
+        rate=rate or recording.rate,
+        seconds_to_pass=duration(recording, settings, 1.0, rate=rate, longest=longest, replays=replays),
+        detectable={
+            bake: detectable(recording, settings, 60.0 * bake, rate=rate, replays=replays) for bake in minutes
+        },
+    )
 
 
 def dispersion(recording: Recording, settings: TestSettings, *, block: float = 60.0) -> float:

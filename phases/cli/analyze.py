@@ -10,8 +10,6 @@ import click
 from phases.cli.common import example, json_option, note, print_json, show_table
 from phases.errors import Exit
 
-LONGEST_BAKE = 4 * 3600.0  # seconds looked ahead for the time an equal canary needs
-REPLAYS = 200
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 
 
@@ -92,7 +90,7 @@ def _replay(sources: tuple[str, ...], settings: Any, kinds: tuple[str, ...], tol
 
 def _planned(name: str, settings: Any) -> tuple[Any, dict[str, Any]]:
     """The settings with the noise of an A/A recording, and what it says a bake detects."""
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from phases.analysis import power, sources
     from phases.errors import AnalysisError
@@ -100,18 +98,12 @@ def _planned(name: str, settings: Any) -> tuple[Any, dict[str, Any]]:
     arms = (sources.read([name]).records or {}).get(settings.metric, {})
     if len(arms) < 2:
         raise AnalysisError(f"{name} has no {settings.metric} records of both arms.", hint="Record an A/A run as JSON lines.")
-    recording = power.Recording.of(arms["canary"], arms["control"], settings)
-    settings = replace(settings, dispersion=power.dispersion(recording, settings))
     if settings.quantile is None:
-        return settings, {"dispersion": settings.dispersion}
-    return settings, {
-        "dispersion": settings.dispersion,
-        "rate": recording.rate,
-        "seconds_to_pass": power.duration(recording, settings, 1.0, longest=LONGEST_BAKE, replays=REPLAYS),
-        "detectable": {
-            str(minutes): power.detectable(recording, settings, 60.0 * minutes, replays=REPLAYS) for minutes in (5, 15, 30)
-        },
-    }
+        recording = power.Recording.of(arms["canary"], arms["control"], settings)
+        known = {"dispersion": power.dispersion(recording, settings)}
+    else:
+        known = asdict(power.plan(arms["canary"], arms["control"], settings))
+    return replace(settings, dispersion=known["dispersion"]), known
 
 
 def _show(found: Any, planned: dict[str, Any]) -> None:

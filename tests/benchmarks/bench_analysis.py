@@ -21,6 +21,7 @@ from bench_analysis_rivals import MINUTE, MannWhitney, Threshold
 from bench_analysis_streams import CELLS, HARD, MODELS, REQUIRED, WINDOW, Noise, Stream
 
 from phases.analysis import power, sources
+from phases.analysis.decision import Outcome
 from phases.analysis.records import ArmRecords
 from phases.analysis.replay import replay_records
 from phases.analysis.scores import QuantileScore
@@ -176,6 +177,24 @@ def print_detection(replays: int, models, quantiles=(0.95,), shrink: float = 1.0
                       f"{_at(fail, 0.5):>6} {_at(fail, 0.9):>6} {_at(fail, 0.99):>6}   {others}", flush=True)  # fmt: skip
 
 
+def print_product(replays: int) -> None:
+    """The same streams through `SequentialTest`, one replay at a time: the simulation above must agree with it."""
+    for ratio, horizon in ((1.30, 600.0), (1.0, 600.0)):
+        times = []
+        for seed in range(replays):
+            stream, test, found = Stream(REQUIRED, 1, horizon, ratio, 1000 + seed), SequentialTest(TestSettings()), np.inf
+            for number in range(int(horizon / WINDOW)):
+                for name, (_, inside, value) in zip(("canary", "control"), stream.window(number), strict=True):
+                    test.observe_many(name, number * WINDOW + np.sort(inside.astype(float)), np.exp(value.astype(float)))
+                if test.look((number + 1) * WINDOW).outcome is Outcome.FAIL:
+                    found = (number + 1) * WINDOW
+                    break
+            times.append(found)
+        times = np.array(times)
+        print(f"through SequentialTest itself, {REQUIRED.name}, {ratio}x, {replays} replays: FAIL {_share(times)} within "
+              f"{horizon:.0f} s, median {_at(times, 0.5)} s")  # fmt: skip
+
+
 def _record(noise: Noise, seconds: float, seed: int) -> power.Recording:
     stream = Stream(noise, 1, seconds, 1.0, seed)
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
@@ -257,6 +276,7 @@ def main() -> None:
     if options.quick:
         print_a_a(20, 600.0, MODELS[:2])
         print_detection(20, (REQUIRED,), shrink=0.05)
+        print_product(3)
         print_plan(20, (Noise("50 req/s", rate=50.0),), minutes=4, recordings=1)
         print_throughput(20_000)
     else:
@@ -269,6 +289,7 @@ def main() -> None:
             print_a_a(options.replays, 7200.0, (noise,), dispersion=known)
         print_detection(options.replays, MODELS)
         print_detection(options.replays, (REQUIRED,), quantiles=(0.5, 0.99))
+        print_product(100)
         print_plan(options.replays // 4, (REQUIRED, MODELS[2]), minutes=20, recordings=3)
         print_throughput(1_000_000)
     print_recorded(Path(__file__).parents[1] / "analysis" / "data")
