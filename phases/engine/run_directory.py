@@ -84,7 +84,7 @@ def attempts(state: Path, playbook: str, phase: str) -> list[RunDirectory]:
 def create(state: Path, playbook: str, phase: str, **facts: object) -> RunDirectory:
     """A new attempt, numbered after the last. `facts` are the remaining fields of RunRecord."""
     stem = _stem(playbook, phase)
-    numbers = [int(path.name.rpartition("-")[2]) for path in (state / "runs").glob(f"{stem}-[0-9]*")]
+    numbers = [int(tail) for path in (state / "runs").glob(f"{stem}-*") if (tail := path.name.removeprefix(f"{stem}-")).isdecimal()]
     attempt = max(numbers, default=0) + 1
     run_id = f"{stem}-{attempt:04d}"
     record = RunRecord(run_id=run_id, playbook=playbook, phase=phase, attempt=attempt, **facts)  # type: ignore[arg-type]

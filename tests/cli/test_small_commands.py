@@ -1,0 +1,55 @@
+"""plan, playbook, kernel survey, and runs without a phase named."""
+
+from __future__ import annotations
+
+import sys
+
+import jsonschema
+
+from phases.playbook.located import Mistakes, load_text
+
+
+def test_plan_shows_steps_and_rules_and_writes_nothing(repository, phase):
+    (planned,) = phase.json("plan")["phases"]
+    assert [step["name"] for step in planned["steps"]][-2:] == ["judge the gate", "record the checkpoint"]
+    text = phase("plan", "build-parity").stdout
+    assert "Phase 1, build-parity" in text and "parity (playbook.yaml:" in text and "branch checkpoints" in text
+    assert not (repository.path / ".phase").exists() and not repository.git("status", "--porcelain")
+
+
+def test_playbook_check_and_schema(repository, phase):
+    assert phase.json("playbook", "check") == {"playbook": "light", "kernel": "mine", "phases": ["build-parity"]}
+    schema = phase.json("playbook", "schema")
+    jsonschema.validate(load_text((repository.path / "playbook.yaml").read_text(), "p", Mistakes()).plain(), schema)
+    kernel = phase.json("playbook", "schema", "--kernel")
+    jsonschema.validate(load_text((repository.path / "kernel.yaml").read_text(), "k", Mistakes()).plain(), kernel)
+
+
+def test_survey_of_this_environment_gives_reasons(phase):
+    found = phase.json("kernel", "survey", "--python", sys.executable, "--gpu", "sm_90", "--page-size", "1")
+    ours = next(row for row in found["kernels"] if row["name"] == "verify_attn")
+    assert ours["installed"] and ours["tree"]["ok"] and found["sm"] == 90
+    assert all(row[what]["why"] for row in found["kernels"] for what in ("tree", "page", "gpu"))
+    assert "sm_9x" in phase("kernel", "survey", "--gpu", "sm_9x", code=2).stderr
+    assert "/nowhere/python" in phase("kernel", "survey", "--python", "/nowhere/python", code=1).stderr
+
+
+def test_a_run_of_all_phases_stops_at_the_review_and_then_has_nothing_to_do(repository, phase):
+    repository.run()
+    answer = phase.json("run", code=3)
+    assert answer["exit"] == 3 and answer["runs"] == []
+    digest = phase.json("checkpoint", "list")["checkpoints"][0]["digest"]
+    phase("gate", "approve", "--digest", digest[:16], "--reason", "good")
+    done = phase("run")
+    assert "skipped" in done.stderr and "nothing to do" in done.stdout
+
+
+def test_unlock_removes_exactly_the_lock_it_showed(repository, phase):
+    from phases.engine.clock import SystemClock
+    from phases.engine.lock import Lock
+
+    lock = Lock(repository.path / ".phase", "light", SystemClock())
+    lock.acquire("phase run build-parity")
+    assert "give --yes" in phase("unlock", code=6).stderr and lock.owner()
+    assert phase.json("unlock", "--yes")["locks"][0]["state"] == "removed"
+    assert lock.owner() is None
