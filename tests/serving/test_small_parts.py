@@ -1,0 +1,262 @@
+"""Statistics, log scan, architecture check, prompts, settings, activity, readiness."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from phases.errors import PlaybookError, ServingError
+from phases.playbook.located import Mistakes, load_text
+from phases.serving import log_scan
+from phases.serving.activity import inactive
+from phases.serving.host import Server
+from phases.serving.prompts import load_prompts, timing_prompt
+from phases.serving.readiness import await_ready, why
+from phases.serving.settings import from_node
+from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
+from phases.serving.target import wrong_architecture
+
+SERVER = Server("candidate", 1, "1", 1, "log", "facts", "http://127.0.0.1:1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Host:
+    """What readiness and activity ask of a host."""
+
+    def __init__(self, lines=(), dies_at=None, code=1, facts=(), clock=None) -> None:
+        self.lines, self.dies_at, self.code, self.facts, self.clock = list(lines), dies_at, code, list(facts), clock
+
+    def alive(self, server) -> bool:
+        return self.dies_at is None or self.clock.time < self.dies_at
+
+    def exit_code(self, server):
+        return self.code
+
+    def log_lines(self, server):
+        return self.lines
+
+    def read_facts(self, server):
+        return self.facts
+
+
+class FakeClient:
+    name = "the candidate"
+
+    def __init__(self, healthy=True, refusal="", tokens=4, info=()) -> None:
+        self.healthy, self.refusal, self.tokens, self.info, self.asked = healthy, refusal, tokens, list(info), 0
+
+    def health(self) -> bool:
+        return self.healthy
+
+    def generate(self, prompt, tokens):
+        self.asked += 1
+        if self.refusal:
+            raise ServingError(self.refusal)
+        return type("Completion", (), {"tokens": (1,) * self.tokens})()
+
+    def server_info(self):
+        return {"internal_states": [{"verify_attn": self.info}]}
+
+
+# ---- statistics
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says():
+    hits = 0
+    for seed in range(60):
+        random_ = np.random.default_rng(seed)
+        effect = random_.normal(0, 1, 25)
+        groups = [list(effect[i] + random_.normal(0, 0.3, 8)) for i in range(25)]  # values of a prompt go together
+        found = clustered_mean(groups)
+        hits += found.low <= 0 <= found.high
+    assert hits >= 52  # 95 % of 60 is 57; fewer than 52 happens once in 200 times
+
+
+def test_single_cluster_and_none():
+    assert clustered_mean([[1.0, 3.0]]) == bootstrap(1, lambda chosen: 2.0)
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap(0, lambda chosen: 0.0)
+
+
+def test_median_ratio_is_within_pairs():
+    draw = random.Random(5)
+    slow = [draw.uniform(1, 50) for _ in range(30)]  # a machine that is slow at times slows both
+    found = median_ratio([0.8 * value for value in slow], slow)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.8, 0.8, 0.8))
+
+
+# ---- log scan
+
+
+def test_only_what_the_incumbent_does_not_log_counts():
+    incumbent = ["[12:00] ERROR slow tokenizer at 0x7f", "Ignore import error when loading x: Error: y", "fine"]
+    candidate = ["[13:37] ERROR slow tokenizer at 0x3a", "verify: logits hold NaN", "Traceback (most recent call last):"]
+    assert log_scan.new_errors(candidate, incumbent) == candidate[1:]
+    assert log_scan.new_errors(incumbent, candidate[:1]) == []
+
+
+# ---- architecture
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        (["sm_80"], [8, 6], True),
+        (["sm_90"], [9, 0], True),
+        (["sm_90a"], [9, 0], True),
+        (["sm_90a"], [10, 0], False),
+        (["sm_80"], [9, 0], False),
+        (["sm_120"], [12, 1], True),
+        (["sm_120a"], [12, 1], False),
+        (["x86-64-v3"], [9, 0], False),
+        ([], [9, 0], False),
+    ],
+)
+def test_objects_against_the_gpu(archs, capability, runs):
+    assert (wrong_architecture(archs, capability, "x86_64") == "") is runs
+
+
+def test_objects_against_the_processor():
+    assert wrong_architecture(["x86-64-v3"], None, "x86_64") == ""
+    assert "aarch64" in wrong_architecture(["x86-64-v3"], None, "aarch64")
+
+
+# ---- prompts
+
+
+def test_built_in_prompts_hold_every_kind():
+    prompts = load_prompts(None)
+    assert {"short", "long", "json", "language"} <= {prompt.kind for prompt in prompts}
+    assert max(len(prompt.text) for prompt in prompts) > 800 and min(len(prompt.text) for prompt in prompts) < 10
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '[{"name": "a"}]', '[{"name": "a", "kind": "b", "text": ""}]'])
+def test_bad_prompt_files_are_named(tmp_path, text):
+    path = tmp_path / "prompts.json"
+    path.write_text(text)
+    with pytest.raises(ServingError, match="prompts.json"):
+        load_prompts(path)
+    with pytest.raises(ServingError, match="missing.json cannot be read"):
+        load_prompts(tmp_path / "missing.json")
+
+
+def test_timing_prompts_share_no_prefix():
+    first, second = timing_prompt(0, 50), timing_prompt(1, 50)
+    assert len(first) == 50 and first[0:3] != second[0:3] and timing_prompt(0, 50) == first
+
+
+# ---- settings
+
+
+def settings(text: str):
+    mistakes = Mistakes()
+    made = from_node(load_text(text, "p.yaml", mistakes), mistakes)
+    mistakes.raise_if_any("playbook")
+    return made
+
+
+def test_settings_with_defaults():
+    made = settings("incumbent: {backend: triton}\nserver: {ready_within: 5m}\n")
+    assert made.incumbent.backend == "triton" and made.server.ready_within == 300 and made.output.concurrency == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: {device: cpu}\n", "p.yaml:1.*incumbent.backend"),
+        ("incumbent: {backend: a}\ncandidate:\n  arguments: [--port, '1']\n", "p.yaml:3.*--port is set by the phase"),
+        ("incumbent: {backend: a}\nserver:\n  python: /x/python\n", "p.yaml:[23].*'model' is missing"),
+        ("incumbent: {backend: a}\nlatency: {pairs: 1}\n", "p.yaml:2"),
+        ("incumbent: {backend: a}\noutputs: {}\n", "p.yaml:2.*output"),
+    ],
+)
+def test_settings_mistakes_have_their_line(text, message):
+    with pytest.raises(PlaybookError, match=message):
+        settings(text)
+
+
+# ---- readiness
+
+
+def test_ready_is_three_completions():
+    clock, client = Clock(), FakeClient()
+    found = await_ready(Host(clock=clock), SERVER, client, 60, clock)
+    assert found.ready and client.asked == 3
+
+
+def test_healthy_without_completions_is_not_ready():
+    clock = Clock()
+    found = await_ready(Host(["last line"], clock=clock), SERVER, FakeClient(refusal="no answer within 5 s."), 60, clock)
+    assert not found.ready and "answers /health" in found.reason and "completes nothing: no answer" in found.reason
+    assert found.evidence == ("last line",)
+
+
+def test_empty_completions_are_not_ready():
+    clock = Clock()
+    assert "returned 0 tokens" in await_ready(Host(clock=clock), SERVER, FakeClient(tokens=0), 10, clock).reason
+
+
+def test_a_dead_server_is_noticed_at_once_with_its_reason():
+    clock = Clock()
+    lines = ["loading", "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "Received sigquit"]
+    found = await_ready(Host(lines, dies_at=3.0, code=-9, clock=clock), SERVER, FakeClient(healthy=False), 600, clock)
+    assert not found.ready and clock.time < 10
+    assert "ended while starting (signal 9)" in found.reason and "can't allocate memory" in found.reason
+
+
+def test_never_healthy():
+    clock = Clock()
+    assert "did not come up within 20 s" in await_ready(Host(clock=clock), SERVER, FakeClient(healthy=False), 20, clock).reason
+
+
+def test_reason_of_an_empty_log():
+    assert why(Host(), SERVER) == "its log is empty"
+
+
+# ---- activity
+
+FACT = {
+    "rank": 0, "ranks": 1, "backend": "verify_attn", "variant": "cpu", "build": "b", "release": "r1",
+    "counters": {"verify_forwards": 5, "verify_calls": 15, "incumbent_calls": 0, "verify_seconds": 0.1},
+}  # fmt: skip
+
+
+def fact(**changes):
+    counters = {key: changes.pop(key) for key in list(changes) if key in FACT["counters"]}
+    return {**FACT, **changes, "counters": {**FACT["counters"], **counters}}
+
+
+@pytest.mark.parametrize(
+    ("files", "live", "reason"),
+    [
+        ([FACT], [FACT], ""),
+        ([], [], "not active"),
+        ([fact(backend="other")], [fact(backend="other")], "not active"),
+        ([], [FACT], "wrote no fact file"),
+        ([fact(ranks=2)], [fact(ranks=2)], "1 of 2 ranks"),
+        ([fact(release="r0")], [FACT], "runs release r0, not r1"),
+        ([FACT], [fact(verify_forwards=0)], "verified no tree"),
+        ([FACT], [fact(verify_calls=0)], "none of them with the kernel"),
+        ([FACT], [fact(incumbent_calls=3)], "with the incumbent's attention"),
+    ],
+)
+def test_active_means_used(files, live, reason):
+    found = inactive(Host(facts=files), SERVER, FakeClient(info=live), "verify_attn", "verify_attn", "r1")
+    assert (reason in found) if reason else found == ""
+
+
