@@ -1,4 +1,4 @@
-"""Inputs on the GPU, a float64 reference, and graph timing with cold KV, for the CUDA tests and benchmark.
+"""Inputs on the GPU, a float64 reference, and sets of cold KV, for the CUDA tests and benchmark.
 
 Independent of the package's own reference on purpose: two references that agree are worth more than one.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verify_attn import cuda
 from verify_attn.problem import Problem, make_problem
+from verify_attn.timing import graph_of, time_graphs  # noqa: F401 - part of the lab
 
 
 @dataclass(frozen=True)
@@ -164,14 +165,14 @@ def key_rows(batch: Batch, b: int) -> Tensor:
     return torch.cat([p.kv_pool[pages * shape.page + k % shape.page], draft])
 
 
-def reference(batch: Batch) -> tuple[Tensor, Tensor]:
-    """out [tokens, heads, latent] and lse in float64; NaN in padding rows."""
+def reference(batch: Batch, streams: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    """out [tokens, heads, latent] and lse in float64 of these streams (default all); NaN in all other rows."""
     p, shape = batch.problem, batch.shape
     out = torch.full(p.out.shape, math.nan, dtype=torch.float64, device="cuda")
     lse = torch.full(p.lse.shape, math.nan, dtype=torch.float64, device="cuda")
     first = 0
     for b, q in enumerate(shape.q):
-        if q:
+        if q and (streams is None or b in streams):
             rows = key_rows(batch, b).double()
             scores = torch.einsum("qhd,kd->qhk", p.q[first:first + q].double(), rows) * p.scale
             scores[:, :, shape.prefix[b]:].masked_fill_(~batch.masks[b][:, None, :], -math.inf)
@@ -193,18 +194,20 @@ class Verdict:
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 1e-3}
 
 
-def judge(batch: Batch, expected: tuple[Tensor, Tensor]) -> Verdict:
-    """Relative Frobenius error over the real rows, worst lse difference, untouched padding rows."""
-    p, rows = batch.problem, sum(batch.shape.q)
-    out, lse = p.out[:rows].double(), p.lse[:rows].double()
-    error = float((out - expected[0][:rows]).norm() / expected[0][:rows].norm())
-    lse_error = float((lse - expected[1][:rows]).abs().max())
+def judge(batch: Batch, expected: tuple[Tensor, Tensor], streams: list[int] | None = None, *, lse: bool = True) -> Verdict:
+    """Relative Frobenius error over the rows of these streams (default all), worst lse difference, untouched padding rows."""
+    p, shape = batch.problem, batch.shape
+    live = sum(shape.q)
+    starts = [sum(shape.q[:b]) for b in range(len(shape.q))]
+    rows = torch.cat([torch.arange(starts[b], starts[b] + shape.q[b]) for b in (range(len(shape.q)) if streams is None else streams)]).cuda()
+    error = float((p.out[rows].double() - expected[0][rows]).norm() / expected[0][rows].norm())
+    lse_error = float((p.lse[rows].double() - expected[1][rows]).abs().max()) if lse else 0.0
     limit, why = TOLERANCE[p.q.dtype], []
     if not error <= limit:
         why.append(f"error {error:.2e} over {limit:.0e}")
     if not lse_error <= 2e-3:
         why.append(f"lse off by {lse_error:.2e}")
-    if not bool(p.out[rows:].isnan().all()) or not bool(p.lse[rows:].isnan().all()):
+    if not bool(p.out[live:].isnan().all()) or not bool(p.lse[live:].isnan().all()):
         why.append("padding rows were written")
     return Verdict(error, lse_error, ", ".join(why))
 
@@ -236,41 +239,6 @@ class ColdSets:
         order = torch.randperm(count * each, generator=torch.Generator().manual_seed(seed))
         self.batches = [make_batch(shape, seed + i, pool, order[i * each:(i + 1) * each]) for i in range(count)]
         self.bytes = pool.numel() * pool.element_size()
-
-
-def graph_of(calls) -> torch.cuda.CUDAGraph:
-    """One CUDA graph of these calls in order, warmed up once outside it."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        calls[0]()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def time_graphs(graphs: dict[str, torch.cuda.CUDAGraph], calls: int, *, rounds: int = 15, least_ms: float = 1.0) -> dict[str, list[float]]:
-    """Microseconds per call, one sample a round, the graphs taking turns within a round."""
-    repeats, samples = {}, {name: [] for name in graphs}
-    for name, graph in graphs.items():
-        repeats[name] = max(1, math.ceil(least_ms / max(_replay_ms(graph, 1), 1e-3)))
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            samples[name].append(_replay_ms(graph, repeats[name]) / repeats[name] / calls * 1e3)
-    return samples
-
-
-def _replay_ms(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(repeats):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
 
 
 def median(samples: list[float]) -> float:

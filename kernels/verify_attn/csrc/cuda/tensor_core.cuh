@@ -61,58 +61,66 @@ template <typename T> __device__ __forceinline__ void load_queries(QueryFragment
   }
 }
 
-/* Start fetching the page or slot numbers of the tile at `begin`, a tile ahead of their use: through shared memory, since a
- * load into a register is waited for by whatever comes after it. Numbers fit 32 bits (of an int64 index the low half is
- * read). A warp fetches the numbers of the four rows it copies. */
-__device__ __forceinline__ void fetch_numbers(int *to, const Params &p, const Segment &g, int begin) {
+/* The keys a thread copies: row threadIdx.x / 8 of every tile, which eight threads share. What most tiles need is in
+ * registers; the segment is looked at only where draft rows or the end come into a tile. */
+struct Keys {
+  const int *pages;        // first page number of the stream (of an int64 index the low half: numbers fit 32 bits)
+  int prefix_end;          // tiles up to here hold prefix keys only
+  __device__ __forceinline__ Keys(const Params &p, const Segment &g)
+      : pages(static_cast<const int *>(p.kv_indices) + (g.s.page_begin << p.index64)), prefix_end(min(g.end, g.s.prefix)) {}
+};
+
+/* Start fetching the page or slot numbers of the tile at `begin`: through shared memory, since a load into a register is
+ * waited for by whatever comes after it. A warp fetches the numbers of the four rows it copies. */
+__device__ __forceinline__ void fetch_numbers(int *to, const Params &p, const Segment &g, const Keys &keys, int begin) {
   if (threadIdx.x % 8) return;
   int key = begin + threadIdx.x / 8;
-  bool draft = key >= g.s.prefix;
-  int64_t at = draft ? g.s.q_begin + (key - g.s.prefix) : g.s.page_begin + (p.page_size == 1 ? key : key / p.page_size);
-  const void *base = draft ? p.draft_slots : p.kv_indices;
-  bool needed = key < g.end && base;
-  const int *from = needed ? static_cast<const int *>(base) + (at << p.index64) : p.prefix_lens;
+  const int *from = keys.pages + (int64_t(p.page_size == 1 ? key : key / p.page_size) << p.index64);
+  bool needed = true;
+  if (begin + kKeys > keys.prefix_end) {
+    if (key >= g.s.prefix) from = static_cast<const int *>(p.draft_slots) + ((g.s.q_begin + key - g.s.prefix) << p.index64);
+    needed = key < g.end && (key < g.s.prefix || p.draft_slots);
+    if (!needed) from = p.prefix_lens;  // any readable word
+  }
   copy4_async(shared_address(to + threadIdx.x / 8), from, needed);
 }
 
-/* The KV row this thread copies for the tile at `begin`, NULL past the segment's end. Eight threads share a row. */
+/* The KV row this thread copies for the tile at `begin`, NULL past the segment's end. */
 template <typename T>
-__device__ __forceinline__ const T *copied_row(const Params &p, const Segment &g, int begin, const int *numbers) {
+__device__ __forceinline__ const T *copied_row(const Params &p, const Segment &g, const Keys &keys, int begin, const int *numbers) {
   int key = begin + threadIdx.x / 8;
-  if (key >= g.end) return nullptr;
   int64_t slot = numbers[threadIdx.x / 8];
-  if (key >= g.s.prefix) {
-    if (p.draft_kv) return static_cast<const T *>(p.draft_kv) + (g.s.q_begin + key - g.s.prefix) * p.draft_row_stride;
-  } else if (p.page_size != 1) {
-    slot = slot * p.page_size + key % p.page_size;
+  if (p.page_size != 1) slot = slot * p.page_size + key % p.page_size;
+  if (begin + kKeys > keys.prefix_end) {
+    if (key >= g.end) return nullptr;
+    if (key >= g.s.prefix) {
+      if (p.draft_kv) return static_cast<const T *>(p.draft_kv) + (g.s.q_begin + key - g.s.prefix) * p.draft_row_stride;
+      slot = numbers[threadIdx.x / 8];
+    }
   }
   return static_cast<const T *>(p.kv_pool) + slot * p.kv_row_stride;
 }
 
-/* The copy of a tile, a ninth at a time: piece i is 128 bytes of each of this warp's four rows. */
+/* This thread's part of the copy of a tile, a ninth at a time: piece i is 128 bytes of each of the warp's four rows. */
 template <typename T> struct TileCopy {
-  uint32_t to;
   const T *from;
-  uint32_t bytes;  // 16, or 0 where this thread's row does not exist: zeros are stored
-  bool any;        // is there a tile
+  uint32_t to, bytes;  // 16, or 0 where this thread's row does not exist: zeros are stored
 
-  __device__ __forceinline__ TileCopy(uint32_t tile, const Params &p, const T *row, bool wanted) : any(wanted) {
+  __device__ __forceinline__ TileCopy(uint32_t tile, const Params &p, const T *row) {
     int key = threadIdx.x / 8, first = threadIdx.x % 8;
     from = (row ? row : static_cast<const T *>(p.kv_pool)) + first * 8;
     to = tile + swizzled(key, first);
     bytes = row ? 16 : 0;
     asm volatile("" : "+r"(to), "+l"(from), "+r"(bytes));  // keep them: the compiler would compute them anew for every piece
   }
-  __device__ __forceinline__ void piece(int i) const {
-    if (any) copy16_async(to + i * 128, from + i * 64, bytes);
-  }
+  __device__ __forceinline__ void piece(int i) const { copy16_async(to + i * 128, from + i * 64, bytes); }
 };
 static_assert(kRowBytes / 128 == kSliceSteps, "a piece of the copy goes with each step of the scores");
 
 /* Partial scores of 16 keys x 40 rows over this warp's slice of the dimensions. The next tile's copy is issued piece by
- * piece in between: all at once it would stand before the matrix loads in the queue to memory. */
+ * piece in between (none unless wanted): all at once it would stand before the matrix loads in the queue to memory. */
 template <typename T>
-__device__ __forceinline__ void score_tile(Shared &sh, uint32_t tile, const QueryFragments &q, const TileCopy<T> &next) {
+__device__ __forceinline__ void score_tile(Shared &sh, uint32_t tile, const QueryFragments &q, const TileCopy<T> &next, bool wanted) {
   int lane = threadIdx.x & 31, warp = threadIdx.x / 32, keys = warp % 2 * 16, slice = warp / 2;
   float dots[kRowTiles][4] = {};
   uint32_t from = tile + swizzled(keys + lane % 16, slice * 2 + lane / 16), a[2][4];
@@ -120,7 +128,7 @@ __device__ __forceinline__ void score_tile(Shared &sh, uint32_t tile, const Quer
 #pragma unroll
   for (int k = 0; k < kSliceSteps; ++k) {
     if (k + 1 < kSliceSteps) load_matrices(a[(k + 1) % 2], from + (k + 1) * kSlices * 32);
-    next.piece(k);
+    if (wanted) next.piece(k);
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) multiply_add<T>(dots[n], a[k % 2], q[k][n][0], q[k][n][1]);
   }
@@ -230,32 +238,36 @@ __device__ __forceinline__ void add_tile(Values &values, const Shared &sh, uint3
   }
 }
 
-/* All keys of the segment: tile i computes while tile i + 1 is in flight. Ends with every warp past its last tile. */
+/* All keys of the segment: while tile i computes, tile i + 1 is in flight, and so are the numbers of tile i + 3. Ends with
+ * every warp past its last tile. */
 template <typename T>
 __device__ __forceinline__ void attend(Shared &sh, Values &values, WarpRows &rows, const QueryFragments &q, const Params &p) {
   const Segment &g = sh.segment;
-  int begin = g.begin, end = g.end, unmasked_end = min(g.end, g.s.prefix), stage = 0;
-  fetch_numbers(sh.numbers[0], p, g, begin);
+  Keys keys(p, g);
+  int begin = g.begin, end = g.end, stage = 0;
+  fetch_numbers(sh.numbers[0], p, g, keys, begin);
+  fetch_numbers(sh.numbers[1], p, g, keys, begin + kKeys);
   copies_wait();
   __syncwarp();
-  TileCopy<T> first(shared_address(sh.kv[0]), p, copied_row<T>(p, g, begin, sh.numbers[0]), true);
+  TileCopy<T> first(shared_address(sh.kv[0]), p, copied_row<T>(p, g, keys, begin, sh.numbers[0]));
   for (int i = 0; i < kSliceSteps; ++i) first.piece(i);
-  fetch_numbers(sh.numbers[1], p, g, begin + kKeys);
+  const T *row = copied_row<T>(p, g, keys, begin + kKeys, sh.numbers[1]);
+  __syncwarp();
+  fetch_numbers(sh.numbers[0], p, g, keys, begin + 2 * kKeys);
   for (; begin < end; begin += kKeys, stage ^= 1) {
     uint32_t tile = shared_address(sh.kv[stage]), ahead[4];
+    TileCopy<T> next(shared_address(sh.kv[stage ^ 1]), p, row);
     copies_wait();
-    __syncwarp();
-    const T *row = copied_row<T>(p, g, begin + kKeys, sh.numbers[stage ^ 1]);
-    TileCopy<T> next(shared_address(sh.kv[stage ^ 1]), p, row, begin + kKeys < end);
     __syncthreads();  // the tile is here, and everyone is done with the other stage
-    score_tile<T>(sh, tile, q, next);
-    fetch_numbers(sh.numbers[stage], p, g, begin + 2 * kKeys);
+    score_tile<T>(sh, tile, q, next, begin + kKeys < end);
+    fetch_numbers(sh.numbers[stage ^ 1], p, g, keys, begin + 3 * kKeys);
     __syncthreads();
-    softmax_tile<T>(sh, rows, p, begin, unmasked_end);
+    softmax_tile<T>(sh, rows, p, begin, keys.prefix_end);
     load_latents(ahead, tile, 0, 0);
     __syncthreads();
     scale_values(values, sh);
     add_tile<T>(values, sh, tile, ahead);
+    row = copied_row<T>(p, g, keys, begin + 2 * kKeys, sh.numbers[stage]);
   }
   __syncthreads();
 }
