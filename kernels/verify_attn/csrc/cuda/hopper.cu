@@ -4,9 +4,10 @@
 // on its N, which may be any multiple of 8:
 //   S^T[64 keys x rows]  = K[64 x 576] * Q^T          A = key tile, B = Q, both K-major in 128-byte swizzle
 //   O^T[512 x rows]     += V^T[512 x 64] * P^T        A = the same key tile read M-major, B = P
-// One block per multiprocessor, three warpgroups. The producer gathers key rows (any page size) with cp.async into two
-// 64-key buffers. Two consumer warpgroups take turns at S and softmax (a tile each), and each accumulates half of O^T in
-// registers. P overlays the rope columns of its own tile, dead once S is done, plus one KiB shared by both buffers.
+// One block of two warpgroups per multiprocessor, two 64-key buffers. Warpgroup g owns the tiles of buffer g: it gathers
+// their key rows with cp.async (any page size), computes S and the softmax, and puts P over the rope columns of the tile,
+// dead once S is done, plus one KiB shared by both buffers. Both warpgroups then accumulate half of O^T each in registers
+// (256 latents x rows), after which the owner fills its buffer anew while the other computes the next S.
 //
 // Softmax is online in base 2 with a lazy reference: a row's reference moves only when a score exceeds it by more than
 // 8 (P stays below 256 = exact in range), so the cross-warp maximum and the rescaling of O are rare. Sums stay per thread
@@ -18,10 +19,25 @@ namespace va {
 namespace hopper {
 namespace {
 
-constexpr int kThreads = 384;
-// Together what the launch hands out: 384 threads of 168.
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
+#ifdef VA_TRACE
+// Where time goes: events under 10 add the clocks since the last event to a sum, the others are stored with their time.
+__device__ long long trace_buffer[132 * 2 * 128];
+#define TRACE_ARGS , unsigned &trace_last, unsigned (&trace_sum)[8]
+#define TRACE_PASS , trace_last, trace_sum
+#define TRACE_INIT int trace_at = 16; unsigned trace_last = clock(), trace_sum[8] = {}; long long *trace_to = trace_buffer + (blockIdx.x * 2 + threadIdx.x / 128) * 128;
+#define TRACE(e) do { if ((e) < 10) { unsigned t = clock(); trace_sum[(e) & 7] += t - trace_last, trace_last = t; } else TRACE_EVENT(e); } while (0)
+#define TRACE_EVENT(e)
+#define TRACE_OUT(e) do { trace_last = clock(); if ((threadIdx.x & 127) == 0 && trace_at < 126) { trace_to[trace_at] = e, trace_to[trace_at + 1] = clock64(), trace_at += 2, trace_to[trace_at] = 0; for (int i = 0; i < 8; ++i) trace_to[i] = trace_sum[i]; } } while (0)
+#else
+#define TRACE_ARGS
+#define TRACE_PASS
+#define TRACE_INIT
+#define TRACE(e)
+#define TRACE_OUT(e)
+#endif
+
+
+constexpr int kThreads = kMergers;
 constexpr float kSlack = 8.f;  // log2 of the largest P
 constexpr int kLatent = 512, kRow = 576;
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time): known addresses make
@@ -33,117 +49,102 @@ template <int kRows> struct Shared {
   static constexpr int kQChunk = kRows * 128;  // 64 columns of Q
   static constexpr int kLatent0 = 9 * kQChunk, kRope0 = kLatent0 + 65536, kExtra = kRope0 + 8192;
   static constexpr int kRope1 = kExtra + 1024, kLatent1 = kRope1 + 8192, kMisc = kLatent1 + 65536;
-  static constexpr int kFull = kMisc, kEmpty = kMisc + 32, kProbs = kMisc + 64, kQFull = kMisc + 80, kQEmpty = kMisc + 88;
-  static constexpr int kRescale = kMisc + 96, kReference = kMisc + 112, kAlpha = kReference + kRows * 4;
-  static constexpr int kBytes = kMisc + 1024;
-  static_assert(kAlpha + kRows * 8 <= kBytes && kQChunk % 1024 == 0, "layout");
+  static constexpr int kRescale = kMisc, kItems = kMisc + 16, kReference = kItems + 3 * 96;
+  static constexpr int kAlpha = kReference + kRows * 4, kBytes = kMisc + 1024;
+  static_assert(kAlpha + kRows * 4 <= kBytes && kQChunk % 1024 == 0, "layout");
 
   static __device__ __forceinline__ int latents(int buffer) { return buffer ? kLatent1 : kLatent0; }
   static __device__ __forceinline__ int rope(int buffer) { return buffer ? kRope1 : kRope0; }
   static __device__ __forceinline__ int probs(int buffer) { return buffer ? kExtra : kRope0; }
 };
 
-/* Tiles done so far by this block: the buffer, the parity of its barriers and whose turn at S it is. */
-struct Turn {
-  int count = 0;
-  __device__ __forceinline__ int buffer() const { return count & 1; }
-  __device__ __forceinline__ uint32_t parity() const { return (count >> 1) & 1; }
-};
+/* Named barriers; those of a pair are one per buffer. */
+enum Barrier { kOwn = 2, kProbs = 4, kFree = 6, kExtraKiB = 8, kQReady = 10 };
 
-// ---- producer -----------------------------------------------------------------------------------------------------
+// ---- loads --------------------------------------------------------------------------------------------------------
 
-/* The four key rows a producer thread copies from in one tile (its 16-byte column of them). */
-struct Rows {
-  const char *at[4];
-  int bytes[4];
-};
+constexpr int kNoKey = INT32_MIN;
 
-template <typename T> __device__ __forceinline__ Rows find_rows(const Params &p, const Item &item, int key) {
-  Rows rows;
-  int thread = threadIdx.x & 127, first = key + (thread >> 5) * 16 + ((thread & 31) >> 3);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int k = first + i * 4;
-    bool valid = k < item.key_end;
-    rows.at[i] = reinterpret_cast<const char *>(key_row<T>(p, item.s, valid ? k : item.key_begin)) + (thread & 7) * 16;
-    rows.bytes[i] = valid ? 16 : 0;
+/* Where key k is: a pool slot, -1 - token for a draft row beside the pool, or kNoKey. */
+__device__ __forceinline__ int find_key(const Params &p, const Plan &plan, const Item &item, int k) {
+  if (k >= item.key_end) return kNoKey;
+  if (k >= item.prefix) {
+    int token = item.q_begin + k - item.prefix;
+    return p.draft_kv ? -1 - token : static_cast<int>(load_index(p.draft_slots, token, p.index64));
   }
-  return rows;
+  if (p.page_size == 1) return static_cast<int>(load_index(p.kv_indices, item.page_begin + k, p.index64));
+  int page = __umulhi(k, plan.page_reciprocal);
+  return static_cast<int>(load_index(p.kv_indices, item.page_begin + page, p.index64)) * p.page_size + k - page * p.page_size;
+}
+
+template <typename T> __device__ __forceinline__ const char *row_at(const Params &p, int place) {
+  if (place < 0 && place != kNoKey) return reinterpret_cast<const char *>(static_cast<const T *>(p.draft_kv) + (-1 - place) * p.draft_row_stride);
+  return reinterpret_cast<const char *>(static_cast<const T *>(p.kv_pool) + (place == kNoKey ? 0 : place) * p.kv_row_stride);
 }
 
 /* Q rows of the item; rows past its end become zero. */
 template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Params &p, const Item &item) {
-  int thread = threadIdx.x & 127, piece = thread & 7;
+  int thread = threadIdx.x & 127, piece = thread & 7, rows = item.rows;
   const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
+#pragma unroll 1
   for (int n = thread >> 3; n < kRows; n += 16) {
-    bool valid = n < item.rows;
+    bool valid = n < rows;
     const char *from = q + (valid ? n : 0) * (kRow * 2);
     uint32_t to = kBase + n * 128 + ((piece ^ (n & 7)) << 4);
 #pragma unroll
     for (int c = 0; c < 9; ++c) copy16(to + c * Shared<kRows>::kQChunk, from + c * 128, valid ? 16 : 0);
   }
-  barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
+  copies_commit();
 }
 
-template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan) {
+/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. Lane l knows where row l is. */
+template <typename T, int kRows, int kFrom, int kTo>
+__device__ __forceinline__ void copy_chunks(const Params &p, int place, int buffer) {
   using S = Shared<kRows>;
-  Items items(p, plan, kRows);
-  Item item;
-  Turn turn;
-  int thread = threadIdx.x & 127, row = (thread >> 5) * 16 + ((thread & 31) >> 3), piece = thread & 7;
-  for (int done = 0; items.next(item); ++done) {
-    if (done == 0) copy_q<T, kRows>(p, item);
-    Rows rows = find_rows<T>(p, item, item.key_begin);
-    for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count) {
-      Rows current = rows;
-      if (key + kTile < item.key_end) rows = find_rows<T>(p, item, key + kTile);
-      int buffer = turn.buffer();
-      uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
-      barrier_wait(empty, turn.parity() ^ 1);
+  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7;
+  uint32_t to = kBase + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64) {  // four rows on; the swizzle's third bit flips
+    int at = __shfl_sync(~0u, place, i * 4 + row), bytes = at == kNoKey ? 0 : 16;
+    const char *from = row_at<T>(p, at) + piece * 16;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int r = row + i * 4;
-        uint32_t to = kBase + S::latents(buffer) + r * 128 + ((piece ^ (r & 7)) << 4);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) copy16(to + c * 8192, current.at[i] + c * 128, current.bytes[i]);
-      }
-      barrier_arrive_after_copies(full);
-      barrier_wait(empty + 8, turn.parity() ^ 1);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int r = row + i * 4;
-        uint32_t inside = r * 128 + ((piece ^ (r & 7)) << 4), to = kBase + S::latents(buffer) + inside;
-#pragma unroll
-        for (int c = 4; c < 8; ++c) copy16(to + c * 8192, current.at[i] + c * 128, current.bytes[i]);
-        copy16(kBase + S::rope(buffer) + inside, current.at[i] + 1024, current.bytes[i]);
-      }
-      barrier_arrive_after_copies(full + 8);
-      if (done && key == item.key_begin) {
-        barrier_wait(kBase + S::kQEmpty, (done - 1) & 1);
-        copy_q<T, kRows>(p, item);
-      }
-    }
+    for (int c = kFrom; c < kTo; ++c)
+      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), from + c * 128, bytes);
   }
 }
 
-// ---- consumers ----------------------------------------------------------------------------------------------------
+/* Start copying the tile whose keys `place` names, in two groups: latents 0..255, the rest. */
+template <typename T, int kRows> __device__ __forceinline__ void copy_tile(const Params &p, int place, int buffer) {
+  copy_chunks<T, kRows, 0, 4>(p, place, buffer);
+  copies_commit();
+  copy_chunks<T, kRows, 4, 9>(p, place, buffer);
+  copies_commit();
+}
+
+/* Where the lane's row of the tile at `key` is (lanes 0..15). */
+__device__ __forceinline__ int find_row(const Params &p, const Plan &plan, const Item &item, int key) {
+  int thread = threadIdx.x & 127;
+  return find_key(p, plan, item, key + (thread >> 5) * 16 + (thread & 15));
+}
+
+// ---- matrix work and softmax ----------------------------------------------------------------------------------------------------
 
 /* S^T of the tile in `buffer`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
-template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(Turn turn, float (&s)[kRows / 2]) {
+template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
-  constexpr int buffer = kGroup;  // a warpgroup computes S of the tiles in its own buffer
-  uint64_t latents = operand(kBase + S::latents(buffer)), rope = operand(kBase + S::rope(buffer)), q = operand(kBase);
-  uint32_t full = kBase + S::kFull + buffer * 16;
-  barrier_wait(full, turn.parity());
+  uint64_t latents = operand(kBase + S::latents(kGroup)), rope = operand(kBase + S::rope(kGroup)), q = operand(kBase);
+  copies_wait<1>();
   fence_async_proxy();
+  sync_threads(kOwn + kGroup, 128);
   pin(s);
   wgmma_begin();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, i > 0);
   wgmma_commit();
-  barrier_wait(full + 8, turn.parity());
+  copies_wait<0>();
   fence_async_proxy();
+  sync_threads(kOwn + kGroup, 128);
   wgmma_begin();
 #pragma unroll
   for (int i = 16; i < 32; ++i)
@@ -156,156 +157,133 @@ template <typename T, int kRows, int kGroup> __device__ __forceinline__ void sco
   pin(s);
 }
 
-/* -inf where a row may not see a key of the tile at `key`. Every mask layout is a byte and a bit in it, so that the loads
- * carry no branches and overlap. */
+/* Which of the thread's scores of the tile at `key` nobody may see: bit i of hidden[k] is s[4 * (i / 2) + i % 2 + 2 * k]. Every
+ * mask layout is a byte and some bits of it, so that the loads carry no branches. Looked up before S is waited for. */
 template <int kRows>
-__device__ __forceinline__ void hide(const Params &p, const Plan &plan, const Item &item, int key, float (&s)[kRows / 2]) {
-  int thread = threadIdx.x & 127;
-  asm volatile("" : "+r"(thread));  // keeps the compiler from holding all of this in registers across tiles
-  int lane = thread & 31, first = key + (thread >> 5) * 16 + (lane >> 2);
-  bool bits = p.mask_kind == VA_MASK_BITS, causal = p.mask_kind == VA_MASK_CAUSAL;
-  int64_t pitch = bits ? p.mask_words * 4 : p.mask_kind == VA_MASK_QLEN ? item.s.q_len : item.s.prefix + item.s.q_len;
-  const uint8_t *mask = static_cast<const uint8_t *>(p.mask) + (bits ? item.s.q_begin * pitch : item.s.mask_begin);
-  int j[2] = {first - item.s.prefix, first + 8 - item.s.prefix};  // draft rows of the thread's keys, negative: prefix
-  const uint8_t *column[2];
-  unsigned wanted[2];
+__device__ __forceinline__ void find_hidden(const Params &p, const Plan &plan, const Item &item, int key, unsigned (&hidden)[2]) {
+  int lane = threadIdx.x & 31, first = key + ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
+  bool bits = p.mask_kind == VA_MASK_BITS, full = p.mask_kind == VA_MASK_FULL, causal = p.mask_kind == VA_MASK_CAUSAL;
+  int64_t pitch = bits ? p.mask_words * 4 : full ? item.prefix + item.q_len : item.q_len;
+  const uint8_t *mask = static_cast<const uint8_t *>(p.mask) + (bits ? item.q_begin * pitch : item.mask_begin);
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    int at = min(max(j[k], 0), item.s.q_len - 1);
-    column[k] = mask + (bits ? at >> 3 : p.mask_kind == VA_MASK_QLEN ? at : item.s.prefix + at);
-    wanted[k] = bits ? 1u << (at & 7) : 0xff;
-  }
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    int n = (i >> 1) * 8 + (lane & 3) * 2 + (i & 1), at = (i >> 1) * 4 + (i & 1);
-    unsigned row = item.row_in_stream + min(n, item.rows - 1);
-    int token = p.heads == 1 ? row : __umulhi(row, plan.reciprocal);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      bool seen = causal ? j[k] <= token : (__ldg(column[k] + token * pitch) & wanted[k]) != 0;
-      if (first + 8 * k >= item.key_end || (j[k] >= 0 && !seen)) s[at + 2 * k] = -INFINITY;
+    int at = first + 8 * k, j = at - item.prefix, inside = min(max(j, 0), item.q_len - 1);  // j < 0: a prefix key
+    const uint8_t *column = mask + (bits ? inside >> 3 : full ? item.prefix + inside : inside);
+    unsigned wanted = bits ? 1u << (inside & 7) : 0xff, found = 0;
+#pragma unroll 3
+    for (int i = 0; i < kRows / 4; ++i) {
+      unsigned row = item.row_in_stream + min((i >> 1) * 8 + (lane & 3) * 2 + (i & 1), item.rows - 1);
+      int token = p.heads == 1 ? row : __umulhi(row, plan.heads_reciprocal);
+      bool seen = causal ? j <= token : (__ldg(column + token * pitch) & wanted) != 0;
+      if (!seen) found |= 1u << i;
     }
+    hidden[k] = at >= item.key_end ? ~0u : j < 0 ? 0u : found;
   }
 }
 
 /* Moves the reference of rows whose scores outgrew it (s is relative to it), and records by how much O must shrink. All 128
- * threads of one warpgroup; the tile's rope columns are the scratch. */
-template <int kRows, int group>
-__device__ __forceinline__ void move_reference(char *shared, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+ * threads of one warpgroup; the place of P is the scratch. */
+template <int kRows>
+__device__ __forceinline__ void move_reference(char *shared, int buffer, bool first, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  constexpr int buffer = group;
-  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
-  float *scratch = reinterpret_cast<float *>(shared + S::rope(buffer));
-  float *reference = reinterpret_cast<float *>(shared + S::kReference);
-  float *alpha = reinterpret_cast<float *>(shared + S::kAlpha) + buffer * kRows;
+  int thread = threadIdx.x & 127, mine = (thread >> 2) * (kRows / 2) + (thread & 3);
+  float *scratch = reinterpret_cast<float *>(shared + S::probs(buffer));
+  float *reference = reinterpret_cast<float *>(shared + S::kReference), *alpha = reinterpret_cast<float *>(shared + S::kAlpha);
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    int at = (i >> 1) * 4 + (i & 1);
-    float max = fmaxf(s[at], s[at + 2]);
-    for (int step = 4; step < 32; step <<= 1) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-    if (lane < 4) scratch[warp * kRows + (i >> 1) * 8 + lane * 2 + (i & 1)] = max;
-  }
-  sync_threads(2 + group, 128);
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    int at = (i >> 1) * 4 + (i & 1), n = (i >> 1) * 8 + (lane & 3) * 2 + (i & 1);
-    float max = fmaxf(fmaxf(scratch[n], scratch[kRows + n]), fmaxf(scratch[2 * kRows + n], scratch[3 * kRows + n]));
-    float old = reference[n];
+  for (int j = 0; j < kRows / 8; ++j)
+    reinterpret_cast<float2 *>(scratch)[mine + j * 4] = make_float2(fmaxf(s[4 * j], s[4 * j + 2]), fmaxf(s[4 * j + 1], s[4 * j + 3]));
+  sync_threads(kOwn + buffer, 128);
+  if (thread < kRows) {
+    float max = -INFINITY, old = first ? -INFINITY : reference[thread];
+#pragma unroll 16
+    for (int i = 0; i < 32; ++i) max = fmaxf(max, scratch[i * kRows + thread]);
     bool unset = old == -INFINITY, moves = unset ? max > -INFINITY : max > kSlack;
-    float shrink = moves ? (unset ? 0.f : exp2_fast(-max)) : 1.f;
-    if (moves) s[at] -= max, s[at + 2] -= max, sum[i] *= shrink;
-    __syncwarp();
-    if (warp == 0 && lane < 4) {
-      alpha[n] = shrink;
-      scratch[4 * kRows + n] = moves ? (unset ? max : old + max) : old;
-    }
+    reference[thread] = moves ? (unset ? max : old + max) : old;
+    alpha[thread] = moves ? (unset ? 0.f : exp2_fast(-max)) : 1.f;
+    scratch[thread] = moves ? max : 0.f;  // only this thread has read this column
   }
-  sync_threads(2 + group, 128);
-  int thread = threadIdx.x & 127;
-  if (thread < kRows) reference[thread] = scratch[4 * kRows + thread];
-  sync_threads(2 + group, 128);
-}
-
-/* Turns scores into P in shared memory. `first`: the item's first tile. */
-template <typename T, int kRows, int group>
-__device__ __forceinline__ void softmax(const Params &p, const Plan &plan, const Item &item, char *shared, Turn turn, int key,
-                                        bool first, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
-  using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
-  constexpr int buffer = group;
-  const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
-  float scale = p.scale * kLog2e, most = -INFINITY;
-  bool masked = key + kTile > min(item.key_end, item.s.prefix);
-  if (masked) {
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) s[i] *= scale;
-    scale = 1.f;
-    hide<kRows>(p, plan, item, key, s);
-  }
+  sync_threads(kOwn + buffer, 128);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
-    float2 m = first ? make_float2(-INFINITY, -INFINITY) : reference[j * 4];
-    if (first || masked) m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
-    s[4 * j] = fmaf(s[4 * j], scale, -m.x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m.y);
-    s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m.x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m.y);
-    most = fmaxf(most, fmaxf(fmaxf(s[4 * j], s[4 * j + 1]), fmaxf(s[4 * j + 2], s[4 * j + 3])));
+    float2 by = reinterpret_cast<const float2 *>(scratch)[(thread & 3) + j * 4];
+    float2 shrink = reinterpret_cast<const float2 *>(alpha)[(thread & 3) + j * 4];
+    s[4 * j] -= by.x, s[4 * j + 1] -= by.y, s[4 * j + 2] -= by.x, s[4 * j + 3] -= by.y;
+    sum[2 * j] *= shrink.x, sum[2 * j + 1] *= shrink.y;
   }
-  if (first) {
-    int thread = threadIdx.x & 127;
-    if (thread < kRows) reinterpret_cast<float *>(shared + S::kReference)[thread] = -INFINITY;
-  }
-  bool moving = sync_any(2 + group, 128, most > kSlack || first || masked);
-  if (moving) move_reference<kRows, group>(shared, s, sum);
-  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
-
-  uint32_t packed[kRows / 4];
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    int at = i * 2;
-    float a = exp2_fast(s[at]), b = exp2_fast(s[at + 1]);
-    sum[(i >> 1) * 2] += a, sum[(i >> 1) * 2 + 1] += b;
-    packed[i] = pack2<T>(a, b);
-  }
-  // The KiB shared by both buffers is read by the tile before.
-  if (turn.count) barrier_wait(kBase + S::kEmpty + (buffer ^ 1) * 16 + 8, ((turn.count - 1) >> 1) & 1);
-  uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
-#pragma unroll
-  for (int j = 0; j + 1 < kRows / 8; j += 2)
-    store_transposed4(to + (j + (lane >> 4)) * 1024, packed[2 * j], packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
-  if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[kRows / 4 - 2], packed[kRows / 4 - 1]);
-  fence_async_proxy();
-  barrier_arrive(kBase + S::kProbs + buffer * 8);
+  sync_threads(kOwn + buffer, 128);
 }
 
-/* O^T += V^T P^T of the tile in `buffer`; its latents become free for the producer half by half. */
-template <typename T, int kRows, int kGroup, int buffer>
-__device__ __forceinline__ void values(bool last, float (&o)[4][kRows / 2]) {
+/* Turns scores into P in shared memory. `masked`: the tile has keys that some row may not see. */
+template <typename T, int kRows>
+__device__ __forceinline__ void softmax(float scale, char *shared, int buffer, bool first, bool masked, const unsigned (&hidden)[2],
+                                        float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  constexpr uint32_t empty = kBase + S::kEmpty + buffer * 16;
-  uint64_t latents = operand(kBase + S::latents(buffer) + kGroup * 16384), probs = operand(kBase + S::probs(buffer));
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
+  const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
+  float most = -INFINITY;
+  if (first || masked) {
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 m = first ? make_float2(0.f, 0.f) : reference[j * 4];
+      m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x = fmaf(s[4 * j + i], scale, i & 1 ? -m.y : -m.x);
+        s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 m = reference[j * 4];
+      s[4 * j] = fmaf(s[4 * j], scale, -m.x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m.y);
+      s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m.x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m.y);
+      most = fmaxf(most, fmaxf(fmaxf(s[4 * j], s[4 * j + 1]), fmaxf(s[4 * j + 2], s[4 * j + 3])));
+    }
+  }
+  bool moving = first || masked || sync_any(kOwn + buffer, 128, most > kSlack);
+  // The KiB shared by both buffers (and alpha) is read by the tile before.
+  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kThreads);
+  if (moving) move_reference<kRows>(shared, buffer, first, s, sum);
+  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
+
+  uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+  to += (lane >> 4) * 1024;
+  uint32_t packed[4];
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    float a = exp2_fast(s[i * 2]), b = exp2_fast(s[i * 2 + 1]);
+    sum[(i >> 1) * 2] += a, sum[(i >> 1) * 2 + 1] += b;
+    packed[i & 3] = pack2<T>(a, b);
+    if (i % 4 == 3) store_transposed4(to + (i / 4) * 2048, packed[0], packed[1], packed[2], packed[3]);
+  }
+  if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[0], packed[1]);
+  fence_async_proxy();
+  sync_threads(kOwn + buffer, 128);
+  arrive_threads(kProbs + buffer, kThreads);
+}
+
+/* O^T += V^T P^T of the tile in `buffer`. */
+template <typename T, int kRows, int kGroup, int kBuffer> __device__ __forceinline__ void values(float (&o)[4][kRows / 2]) {
+  using S = Shared<kRows>;
+  uint64_t latents = operand(kBase + S::latents(kBuffer) + kGroup * 16384), probs = operand(kBase + S::probs(kBuffer));
 #pragma unroll
   for (int i = 0; i < 4; ++i) pin(o[i]);
   wgmma_begin();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  for (int i = 0; i < 16; ++i)
+    Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 8) * 2048 + (i / 4) % 2 * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
   wgmma_commit();
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], latents + 2048 + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
-  wgmma_commit();
-  wgmma_wait<1>();
-  pin(o[0]), pin(o[1]);
-  if ((threadIdx.x & 31) == 0) barrier_arrive(empty);
   wgmma_wait<0>();
-  pin(o[2]), pin(o[3]);
-  if ((threadIdx.x & 31) == 0 && !last) barrier_arrive(empty + 8);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pin(o[i]);
 }
 
 /* Shrink O (and the sums, in the warpgroup that did not compute this tile's S) to the rows' new references. */
 template <int kRows>
-__device__ __forceinline__ void rescale(const char *shared, int buffer, bool own, float (&o)[4][kRows / 2],
+__device__ __forceinline__ void rescale(const char *shared, bool own, float (&o)[4][kRows / 2],
                                         float (&sum)[kRows / 4]) {
-  const float2 *alpha = reinterpret_cast<const float2 *>(shared + Shared<kRows>::kAlpha + buffer * kRows * 4);
+  const float2 *alpha = reinterpret_cast<const float2 *>(shared + Shared<kRows>::kAlpha);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
     float2 a = alpha[j * 4 + (threadIdx.x & 3)];
@@ -315,126 +293,176 @@ __device__ __forceinline__ void rescale(const char *shared, int buffer, bool own
   }
 }
 
-/* Total sums of the rows over all consumer threads, in a fixed order, and the references; frees the item's last tile. */
+/* Total sums of the rows over all threads, in a fixed order; writes the softmax states (or lse). Afterwards alpha holds the
+ * factors that normalise O, and everything but those is free shared memory. */
 template <int kRows>
-__device__ __forceinline__ void reduce_sums(char *shared, int buffer, float (&sum)[kRows / 4],
-                                            float (&reference)[kRows / 4]) {
+__device__ __forceinline__ void finish_rows(const Params &p, const Item &item, const Workspace &ws, char *shared,
+                                            const float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  float2 *scratch = reinterpret_cast<float2 *>(shared + S::rope(buffer));
-  sync_threads(1, kMergers);  // both warpgroups are done with the last P
+  int n = threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
+  float *scratch = reinterpret_cast<float *>(shared + S::kLatent0);
+  sync_threads(kAll, kMergers);  // both warpgroups are done with the last tile
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i)
-    for (int step = 4; step < 32; step <<= 1) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
-#pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-    if (lane < 4) scratch[warp * (kRows / 2) + j * 4 + lane] = make_float2(sum[2 * j], sum[2 * j + 1]);
-    float2 m = reinterpret_cast<const float2 *>(shared + S::kReference)[j * 4 + (lane & 3)];
-    reference[2 * j] = m.x, reference[2 * j + 1] = m.y;
+  for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(scratch)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
+  sync_threads(kAll, kMergers);
+  if (n < kRows) {
+    float total = 0.f, max = reinterpret_cast<const float *>(shared + S::kReference)[n];
+#pragma unroll 16
+    for (int i = 0; i < 64; ++i) total += scratch[i * kRows + n];
+    if (item.parts > 1) __stcg(ws.states + item.slot(item.part) * kRows + n, make_float2(max, total));
+    else if (p.lse && n < item.rows) p.lse[item.first_row + n] = natural_lse(max, total, item.broken);
+    reinterpret_cast<float *>(shared + S::kAlpha)[n] = normaliser(total, item.broken);
   }
-  sync_threads(1, kMergers);
-#pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-    float2 total = make_float2(0.f, 0.f);
-    for (int w = 0; w < 8; ++w) {
-      float2 part = scratch[w * (kRows / 2) + j * 4 + (lane & 3)];
-      total.x += part.x, total.y += part.y;
-    }
-    sum[2 * j] = total.x, sum[2 * j + 1] = total.y;
-  }
-  __syncwarp();
-  if (lane == 0) barrier_arrive(kBase + S::kEmpty + buffer * 16 + 8);
+  sync_threads(kAll, kMergers);
 }
 
-/* The item's result: to the output when it is the only part, else to the workspace. */
+/* The item's O to the workspace, as the registers have it; counts the part in. */
+template <int kRows>
+__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, const float (&o)[4][kRows / 2]) {
+  float4 *to = ws.values + item.slot(item.part) * (kRows * 128) + (threadIdx.x >> 7) * 512 + (threadIdx.x & 127);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      __stcg(to + j * 1024 + i * 128, make_float4(o[i][4 * j], o[i][4 * j + 1], o[i][4 * j + 2], o[i][4 * j + 3]));
+  sync_threads(kAll, kMergers);
+  if (threadIdx.x == 0)  // release: with the barrier before it, covers every thread's stores
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
+}
+
+/* The item's O, normalised, to the output by way of buffer 1 (rows of 1024 bytes, 16-byte pieces swizzled). */
 template <typename T, int kRows>
-__device__ __forceinline__ void store(const Params &p, const Item &item, float2 *states, float4 *values_out, unsigned *counters,
-                                      const float (&o)[4][kRows / 2], const float (&sum)[kRows / 4],
-                                      const float (&reference)[kRows / 4]) {
-  int lane = threadIdx.x & 31, thread = threadIdx.x & 127, group = threadIdx.x >> 7;
-  bool whole = item.parts == 1, speaks = threadIdx.x < 4;  // these four hold every row
-  T *out = static_cast<T *>(p.out) + item.first_row * kLatent;
-  int64_t slot = item.slot(item.part);
+__device__ __forceinline__ void store_whole(const Params &p, const Item &item, char *shared, float (&o)[4][kRows / 2]) {
+  using S = Shared<kRows>;
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5, group = threadIdx.x >> 7;
+  uint32_t to = kBase + S::kRope1 + ((lane >> 4) * 8 + (lane & 7)) * 1024 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+  const float2 *factors = reinterpret_cast<const float2 *>(shared + S::kAlpha) + (lane & 3);
 #pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-    int n = j * 8 + (lane & 3) * 2;
-    float a = normaliser(sum[2 * j], item.s.broken), b = normaliser(sum[2 * j + 1], item.s.broken);
+  for (int i = 0; i < 4; ++i) {
+    uint32_t packed[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float4 v = make_float4(o[i][4 * j], o[i][4 * j + 1], o[i][4 * j + 2], o[i][4 * j + 3]);
-      if (whole) put(out, n, item.rows, latent_of(group * 4 + i, thread), make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
-      else __stcg(values_out + slot * (kRows * 128) + (j * 8 + group * 4 + i) * 128 + thread, v);
-    }
-    if (!speaks) continue;
-    if (!whole) {
-      __stcg(reinterpret_cast<float4 *>(states + slot * kRows + n),
-             make_float4(reference[2 * j], sum[2 * j], reference[2 * j + 1], sum[2 * j + 1]));
-    } else if (p.lse) {
-      float *lse = p.lse + item.first_row;
-      if (n < item.rows) lse[n] = natural_lse(reference[2 * j], sum[2 * j], item.s.broken);
-      if (n + 1 < item.rows) lse[n + 1] = natural_lse(reference[2 * j + 1], sum[2 * j + 1], item.s.broken);
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 by = factors[j * 4];
+      packed[j % 2 * 2] = pack2<T>(o[i][4 * j] * by.x, o[i][4 * j + 1] * by.y);
+      packed[j % 2 * 2 + 1] = pack2<T>(o[i][4 * j + 2] * by.x, o[i][4 * j + 3] * by.y);
+      uint32_t at = to + ((i >> 1) * 4 + group * 2 + (i & 1)) * 128 + (j & ~1) * 8192;
+      if (j % 2) store_transposed4(at, packed[0], packed[1], packed[2], packed[3]);
+      else if (j == kRows / 8 - 1) store_transposed2(at, packed[0], packed[1]);
     }
   }
-  if (whole) return;
-  __threadfence();
-  sync_threads(1, kMergers);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(counters + 2 * item.counter, 1u);
-  }
+  sync_threads(kAll, kMergers);
+  const char *from = shared + S::kRope1;
+  uint4 *out = reinterpret_cast<uint4 *>(static_cast<T *>(p.out) + item.first_row * kLatent);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < item.rows * 64; i += kThreads)
+    out[i] = *reinterpret_cast<const uint4 *>(from + (i >> 6) * 1024 + (((i & 63) ^ ((i >> 6) & 7)) << 4));
+  sync_threads(kAll, kMergers);
 }
 
-/* One tile: S and softmax in the warpgroup whose turn it is, then O in both. */
-template <typename T, int kRows, int kGroup, int kBuffer>
-__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, Turn turn, int key, float (&o)[4][kRows / 2],
-                                     float (&sum)[kRows / 4]) {
+/* One tile: S and softmax in its owner, then O in both. */
+template <typename T, int kRows>
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, int buffer,
+                                     int &place, float (&o)[4][kRows / 2], float (&sum)[kRows / 4] TRACE_ARGS) {
   using S = Shared<kRows>;
-  bool last = key + kTile >= item.key_end;
-  if (kBuffer == kGroup) {
+  int group = threadIdx.x >> 7, left = item.key_end - key;
+  bool own = buffer == group, first = key == item.key_begin;
+  if (own) {
     float s[kRows / 2];
-    scores<T, kRows, kGroup>(turn, s);
-    if (last && (threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kQEmpty);
-    softmax<T, kRows, kGroup>(p, plan, item, shared, turn, key, key == item.key_begin, s, sum);
+    bool masked = key + kTile > min(item.key_end, item.prefix);
+    unsigned hidden[2] = {0, 0};
+    if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
+    if (first) sync_threads(kQReady, kThreads);
+    TRACE(1);
+    if (group) scores<T, kRows, 1>(s);
+    else scores<T, kRows, 0>(s);
+    TRACE(2);
+    softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, masked, hidden, s, sum);
+    TRACE(3);
+  } else {
+    sync_threads(kProbs + buffer, kThreads);
+    TRACE(4);
   }
-  barrier_wait(kBase + S::kProbs + kBuffer * 8, turn.parity());
-  if (*reinterpret_cast<volatile int *>(shared + S::kRescale + kBuffer * 4))
-    rescale<kRows>(shared, kBuffer, kBuffer == kGroup, o, sum);
-  values<T, kRows, kGroup, kBuffer>(last, o);
+  if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
+  if (group == 0 && !buffer) values<T, kRows, 0, 0>(o);
+  else if (group == 0) values<T, kRows, 0, 1>(o);
+  else if (!buffer) values<T, kRows, 1, 0>(o);
+  else values<T, kRows, 1, 1>(o);
+  TRACE(5);
+  if (!own) {
+    arrive_threads(kFree + buffer, kThreads);
+    return;
+  }
+  if (left > kTile) arrive_threads(kExtraKiB + buffer, kThreads);  // the next tile's P may use the shared KiB
+  sync_threads(kFree + buffer, kThreads);
+  if (left > 2 * kTile) {
+    copy_tile<T, kRows>(p, place, buffer);
+    place = find_row(p, plan, item, key + 4 * kTile);
+  }
+  TRACE(6);
 }
 
-template <typename T, int kRows, int kGroup>
-__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, Layout<kRows> layout) {
+template <typename T, int kRows>
+__device__ __forceinline__ void attend(const Params &p, const Plan &plan, char *shared, Workspace ws) {
   using S = Shared<kRows>;
-  unsigned *counters = static_cast<unsigned *>(p.workspace);
-  float2 *states = reinterpret_cast<float2 *>(static_cast<char *>(p.workspace) + layout.kStates);
-  float4 *partial = reinterpret_cast<float4 *>(static_cast<char *>(p.workspace) + layout.values());
-  bool shared_rows = false;
-  Turn turn;
-  {
-    Items items(p, plan, kRows);
-    Item item;
-    for (int done = 0; items.next(item); ++done) {
-      float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
-      barrier_wait(kBase + S::kQFull, done & 1);
-      fence_async_proxy();
-      for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count) {
-        if (turn.buffer()) tile<T, kRows, kGroup, 1>(p, plan, item, shared, turn, key, o, sum);
-        else tile<T, kRows, kGroup, 0>(p, plan, item, shared, turn, key, o, sum);
+  Item *items = reinterpret_cast<Item *>(shared + S::kItems);
+  bool deals = threadIdx.x >= 128 && threadIdx.x < 160;
+  Dealer<kRows> dealer;
+  int group = threadIdx.x >> 7, place = kNoKey;
+  bool started = false;
+  TRACE_INIT
+  TRACE_OUT(10);
+  if (deals) dealer.open(p, plan), dealer.deal(p, plan, &items[0]);
+  sync_threads(kAll, kThreads);
+  TRACE_OUT(11);
+  // Three slots of items: some threads may still look at the one before. The first round only starts the copies.
+  for (int k = 2;; k = k == 2 ? 0 : k + 1) {
+    const Item &item = items[k];
+    Item &next = items[k == 2 ? 0 : k + 1];
+    bool begun = started;
+    started = true;
+    float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
+    if (begun) {
+      if (item.kind == kEnd) {
+        TRACE_OUT(18);
+        return;
       }
-      float reference[kRows / 4];
-      reduce_sums<kRows>(shared, turn.buffer() ^ 1, sum, reference);
-      store<T, kRows>(p, item, states, partial, counters, o, sum, reference);
-      shared_rows |= item.parts > 1;
+      if (item.kind == kMerge) {
+        if (deals) dealer.deal(p, plan, &next);
+        TRACE_OUT(16);
+        merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
+        TRACE_OUT(17);
+        continue;
+      }
+      if (group) {
+        copies_wait<2>();
+        fence_async_proxy();
+        arrive_threads(kQReady, kThreads);
+        if (deals) dealer.deal(p, plan, &next);
+      }
+      TRACE_OUT(12);
+      int buffer = 0;
+      for (int key = item.key_begin; key < item.key_end; key += kTile, buffer ^= 1)
+        tile<T, kRows>(p, plan, item, shared, key, buffer, place, o, sum TRACE_PASS);
+      TRACE_OUT(13);
+      finish_rows<kRows>(p, item, ws, shared, sum);
+      TRACE_OUT(14);
     }
-  }
-  if (!shared_rows) return;
-  Items items(p, plan, kRows);
-  Item item;
-  while (items.next(item)) {
-    if (item.parts == 1) continue;
-    await_parts(counters, item);
-    merge_slice<T, kRows>(p, item, states, partial, reinterpret_cast<float *>(shared));
-    leave_parts(counters, item);
+    // The next item's Q (warpgroup 1) and first tile (0), the results, then its second tile: results pass through buffer 1.
+    bool more = next.kind == kCompute;
+    int key = next.key_begin + group * kTile;
+    if (more) {
+      place = find_row(p, plan, next, key);
+      if (group) copy_q<T, kRows>(p, next);
+      else copy_tile<T, kRows>(p, place, 0);
+    }
+    if (begun && item.parts == 1) store_whole<T, kRows>(p, item, shared, o);
+    if (more && group) {
+      if (key < next.key_end) copy_tile<T, kRows>(p, place, 1);
+      else copies_commit(), copies_commit();
+    }
+    if (more) place = find_row(p, plan, next, key + 2 * kTile);
+    if (begun && item.parts > 1) store_part<kRows>(item, ws, o);
+    TRACE_OUT(15);
   }
 }
 
@@ -443,24 +471,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout<kRows> layout) {
   using S = Shared<kRows>;
   extern __shared__ __align__(1024) char shared[];
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
-    barrier_init(kBase + S::kProbs, 128), barrier_init(kBase + S::kProbs + 8, 128);
-    barrier_init(kBase + S::kQFull, 128), barrier_init(kBase + S::kQEmpty, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    if (shared_address(shared) != kBase) __trap();
-  }
-  __syncthreads();
-  if (threadIdx.x >= 256) {
-    give_registers<kProducerRegisters>();
-    produce<T, kRows>(p, plan);
-  } else if (threadIdx.x >= 128) {
-    take_registers<kConsumerRegisters>();
-    consume<T, kRows, 1>(p, plan, shared, layout);
-  } else {
-    take_registers<kConsumerRegisters>();
-    consume<T, kRows, 0>(p, plan, shared, layout);
-  }
+  if (shared_address(shared) != kBase) __trap();
+  char *ws = static_cast<char *>(p.workspace);
+  attend<T, kRows>(p, plan, shared, Workspace{reinterpret_cast<unsigned *>(ws), reinterpret_cast<float2 *>(ws + layout.kStates),
+                                              reinterpret_cast<float4 *>(ws + layout.values())});
 }
 
 // ---- host ---------------------------------------------------------------------------------------------------------
@@ -477,10 +491,10 @@ Plan plan_of(const Params *p, int rows) {
   plan.lanes = plan.row_tiles < units ? plan.row_tiles : units;
   plan.groups = units / plan.lanes;
   plan.unit = p->chunk ? p->chunk : kTile;
-  plan.least = 1;
   plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
   plan.key_parts = p->num_splits;
-  plan.reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
+  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
+  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
   return plan;
 }
 
@@ -501,6 +515,9 @@ template <typename T, int kRows> int launch(const Params *p) {
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
   config.attrs = &cooperative, config.numAttrs = 1;
+#ifdef VA_NOCOOP
+  config.numAttrs = 0;
+#endif
   cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
   return status == cudaSuccess ? 0 : fail("hopper: %s", cudaGetErrorString(status));
 }
@@ -551,3 +568,7 @@ extern "C" int verify_attn_hopper_run(const verify_attn_params *p) {
 #endif
   return va::hopper::launch_rows<__nv_bfloat16>(p);
 }
+
+#ifdef VA_TRACE
+extern "C" int verify_attn_hopper_trace(long long *to) { return cudaMemcpyFromSymbol(to, va::hopper::trace_buffer, sizeof(va::hopper::trace_buffer)); }
+#endif

@@ -11,7 +11,14 @@
 namespace va {
 namespace hopper {
 
-constexpr int kMergers = 256;  // the threads of both consumer warpgroups
+constexpr int kMergers = 256;  // threads of a block
+constexpr int kAll = 1;        // the named barrier of all of them
+
+struct Workspace {
+  unsigned *counters;  // pairs: parts that arrived, blocks that left
+  float2 *states;      // [slot][row]: max, sum
+  float4 *values;      // [slot][position]
+};
 
 /* Two rows x two latents to the output: {row n, row n + 1} at latent d, then the same at latent d + 8. */
 template <typename T> __device__ __forceinline__ void put(T *out, int n, int rows, int d, float4 v) {
@@ -37,12 +44,12 @@ __device__ __forceinline__ void await_parts(const unsigned *counters, const Item
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counters + 2 * item.counter) : "memory");
     } while (seen < unsigned(item.parts));
   }
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
 }
 
 /* Count this block out; the last one leaves both counters zeroed for the next launch. */
 __device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item) {
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
   if (threadIdx.x == 0) {
     unsigned *pair = counters + 2 * item.counter;
     if (atomicAdd(pair + 1, 1u) == unsigned(item.parts) - 1) pair[0] = 0, pair[1] = 0;
@@ -52,9 +59,11 @@ __device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item
 /* Merge this block's slice of a row tile. `scratch`: shared memory, free of other use; states of up to kMaxParts parts fit.
  * threadIdx.x < kMergers. */
 template <typename T, int kRows>
-__device__ void merge_slice(const Params &p, const Item &item, const float2 *states, const float4 *values, float *scratch) {
-  constexpr int kPositions = kRows * 128;
-  int first = int64_t(item.part) * kPositions / item.parts, last = int64_t(item.part + 1) * kPositions / item.parts;
+__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
+  const float2 *states = ws.states;
+  const float4 *values = ws.values;
+  constexpr int kPositions = kRows * 128, kBatch = 12;  // loads in flight a thread
+  int first = item.part * kPositions / item.parts, last = (item.part + 1) * kPositions / item.parts;
   if (first == last) return;
   int row0 = first / 1024 * 8, columns = (last - 1) / 1024 * 8 + 8 - row0, stride = columns + 1;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -68,7 +77,7 @@ __device__ void merge_slice(const Params &p, const Item &item, const float2 *sta
     weights[j * stride + n] = two.x, sums[j * stride + n] = two.y;
     weights[j * stride + n + 1] = two.z, sums[j * stride + n + 1] = two.w;
   }
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
   for (int n = warp; n < columns; n += kMergers / 32) {
     float max = -INFINITY, sum = 0.f;
     for (int j = lane; j < item.parts; j += 32) max = fmaxf(max, weights[j * stride + n]);
@@ -81,24 +90,31 @@ __device__ void merge_slice(const Params &p, const Item &item, const float2 *sta
     for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane == 0) totals[n] = make_float2(max, sum);
   }
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
 
   T *out = static_cast<T *>(p.out) + item.first_row * 512;
   auto finish = [&](int position, float4 v, float2 low, float2 high) {
     int thread = position % 128, block = position / 128 % 8, n = position / 1024 * 8 + thread % 4 * 2;
-    float a = normaliser(low.y, item.s.broken), b = normaliser(high.y, item.s.broken);
+    float a = normaliser(low.y, item.broken), b = normaliser(high.y, item.broken);
     put(out, n, item.rows, latent_of(block, thread), make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
     if (p.lse && block == 0 && thread < 4) {
-      if (n < item.rows) p.lse[item.first_row + n] = natural_lse(low.x, low.y, item.s.broken);
-      if (n + 1 < item.rows) p.lse[item.first_row + n + 1] = natural_lse(high.x, high.y, item.s.broken);
+      if (n < item.rows) p.lse[item.first_row + n] = natural_lse(low.x, low.y, item.broken);
+      if (n + 1 < item.rows) p.lse[item.first_row + n + 1] = natural_lse(high.x, high.y, item.broken);
     }
   };
   auto gather = [&](int position, int from, int step) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
     int n = position / 1024 * 8 + position % 4 * 2 - row0;
-#pragma unroll 8
-    for (int j = from; j < item.parts; j += step)
-      add_scaled(sum, __ldcg(values + item.slot(j) * kPositions + position), weights[j * stride + n], weights[j * stride + n + 1]);
+    for (int j = from; j < item.parts; j += kBatch * step) {
+      float4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) v[i] = __ldcg(values + item.slot(min(j + i * step, item.parts - 1)) * kPositions + position);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        int at = min(j + i * step, item.parts - 1) * stride + n;
+        if (j + i * step < item.parts) add_scaled(sum, v[i], weights[at], weights[at + 1]);
+      }
+    }
     return sum;
   };
 
@@ -114,13 +130,21 @@ __device__ void merge_slice(const Params &p, const Item &item, const float2 *sta
   int n = at / 1024 * 8 + at % 4 * 2 - row0;
   float4 sum = team < teams ? gather(at, team, teams) : make_float4(0.f, 0.f, 0.f, 0.f);
   float2 low = totals[n], high = totals[n + 1];
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
   partial[threadIdx.x] = sum;
-  sync_threads(1, kMergers);
+  sync_threads(kAll, kMergers);
   if (team == 0) {
     for (int k = 1; k < teams; ++k) add_scaled(sum, partial[k * positions + threadIdx.x], 1.f, 1.f);
     finish(at, sum, low, high);
   }
+}
+
+/* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
+template <typename T, int kRows>
+__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
+  await_parts(ws.counters, item);
+  merge_slice<T, kRows>(p, item, ws, scratch);
+  leave_parts(ws.counters, item);
 }
 
 }  // namespace hopper

@@ -19,88 +19,132 @@ struct Plan {
   int lanes;      // row tiles worked on at once
   int groups;     // shares of the keys
   int unit;       // keys a unit
-  int least;      // units a group takes at least, so that tiny batches do not pay for merging
   int chunks;     // batch-invariant mode: most chunks a stream can have; 0 = off
   int key_parts;  // num_splits: most groups a stream, on average; 0 = no limit
-  uint32_t reciprocal;  // 2^32 / heads, rounded up: token of a row by one multiplication
+  uint32_t heads_reciprocal, page_reciprocal;  // 2^32 / x, rounded up: division by one multiplication
 };
 
+enum Kind { kCompute, kMerge, kEnd };
+
+/* A piece of work, kept in shared memory: one row tile over a run of keys, or the merging of one's share of it. */
 struct Item {
-  Stream s;
-  int64_t first_row;  // of q, out and lse
-  int row_in_stream;  // the same, counted from the stream's first row
-  int rows;
+  int kind;
+  int rows, row_in_stream;  // rows of the tile; its first one, counted within the stream
   int key_begin, key_end;
-  int part, parts;    // this item's place among the partial results of its row tile
+  int prefix, q_len, broken;
+  int part, parts;          // place among the partial results of the row tile
   int counter;
-  int64_t slot_base, slot_step, slot_shift;
+  int slot_base, slot_step, slot_shift;
+  int q_begin;              // first token of the stream
+  int64_t first_row;        // of q, out and lse
+  int64_t page_begin, mask_begin;
 
-  __device__ __forceinline__ int64_t slot(int j) const { return slot_base + j * slot_step - (j ? slot_shift : 0); }
+  __device__ __forceinline__ int64_t slot(int j) const { return slot_base + int64_t(j) * slot_step - (j ? slot_shift : 0); }
 };
+static_assert(sizeof(Item) <= 96, "the kernel reserves 96 bytes an item");
 
-/* share_begin and share_of in 32 bits: fewer instructions before the first load. workers * total < 2^32 (checked on the host). */
-__device__ __forceinline__ int share_start(int worker, int workers, int total) {
-  return unsigned(worker) * unsigned(total) / unsigned(workers);
-}
-__device__ __forceinline__ int share_holding(int u, int workers, int total) {
-  return (unsigned(u + 1) * unsigned(workers) - 1) / unsigned(total);
-}
+/* Deals out one block's items. One whole warp; lane i knows stream base + i. */
+template <int kRows> struct Dealer {
+  int base, q_begin, q_len, prefix, broken;  // this lane's stream
+  int total, workers, worker, begin, end;    // units of all streams; this block's share
+  int row_tile, at, stream, first;           // next unit, its stream, that stream's first unit
+  int start_stream, start_first, kind;
 
-/* Walks one block's items, the same in every warp. Whole warps only. */
-struct Items {
-  const Params &p;
-  const Plan &plan;
-  int kRows, lane, total, workers, worker;
-  int row_tile, begin, end, at;
-  Place start, place;
-
-  __device__ __forceinline__ Items(const Params &p, const Plan &plan, int rows_a_tile) : p(p), plan(plan), kRows(rows_a_tile) {
-    lane = blockIdx.x % plan.lanes, worker = blockIdx.x / plan.lanes;
-    total = total_units(p, plan.unit);
-    workers = max(1, min(plan.groups, total / plan.least));
-    if (plan.key_parts) workers = max(1, min(workers, plan.key_parts * p.streams));
-    bool idle = worker >= workers || total == 0;
-    begin = idle ? 0 : share_start(worker, workers, total);
-    end = idle ? 0 : share_start(worker + 1, workers, total);
-    if (begin < end) start = seek_unit(p, plan.unit, begin);
-    row_tile = lane, at = begin, place = start;
+  static __device__ __forceinline__ int units_of(const Plan &plan, int q_len, int prefix) {
+    return q_len ? (prefix + q_len + plan.unit - 1) / plan.unit : 0;
   }
 
-  __device__ __forceinline__ bool next(Item &item) {
-    while (begin < end && row_tile < plan.row_tiles) {
-      if (at >= end) {
-        row_tile += plan.lanes, at = begin, place = start;
-        continue;
+  /* Have lane i hold stream at + i. */
+  __device__ __forceinline__ void look(const Params &p, int at) {
+    base = at;
+    int b = at + (threadIdx.x & 31);
+    q_len = prefix = q_begin = broken = 0;
+    if (b >= p.streams) return;
+    int64_t from = load_index(p.qo_indptr, b, p.index64), to = load_index(p.qo_indptr, b + 1, p.index64);
+    prefix = p.prefix_lens[b];
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(p.kv_indptr) + b * (p.index64 ? 8 : 4)));
+    q_begin = static_cast<int>(from), q_len = static_cast<int>(to - from);
+    broken = q_len > p.max_q || prefix > p.max_prefix || q_len < 0 || prefix < 0;
+    q_len = min(max(q_len, 0), p.max_q), prefix = min(max(prefix, 0), p.max_prefix);
+  }
+
+  __device__ __noinline__ void open(const Params &p, const Plan &plan) {
+    int lane = threadIdx.x & 31, sum = 0;
+    for (int b = (p.streams - 1) / 32 * 32; b >= 0; b -= 32) look(p, b), sum += units_of(plan, q_len, prefix);
+    total = __reduce_add_sync(~0u, sum);
+    workers = max(1, min(plan.groups, total));
+    if (plan.key_parts) workers = max(1, min(workers, plan.key_parts * p.streams));
+    worker = blockIdx.x / plan.lanes, row_tile = blockIdx.x % plan.lanes;
+    begin = end = start_stream = start_first = 0, kind = kCompute;
+    if (worker < workers && total) begin = share(worker), end = share(worker + 1);
+    for (int before = 0; begin < end;) {  // find the stream of unit `begin`
+      int own = units_of(plan, q_len, prefix), sum = own;
+      for (int step = 1; step < 32; step <<= 1) {
+        int other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
       }
-      item.s = load_stream(p, place.stream);
-      int units = (item.s.keys() + plan.unit - 1) / plan.unit, from = at - place.first;
-      int to = plan.chunks ? from + 1 : min(units, end - place.first);
-      int b = place.stream, first = place.first;
+      unsigned past = __ballot_sync(~0u, begin < before + sum);
+      if (past) {
+        int hit = __ffs(past) - 1;
+        start_stream = base + hit, start_first = before + __shfl_sync(~0u, sum - own, hit);
+        break;
+      }
+      before += __shfl_sync(~0u, sum, 31);
+      look(p, base + 32);
+    }
+    at = begin, stream = start_stream, first = start_first;
+  }
+
+  /* share_begin of common.cuh and its inverse in 32 bits; workers * total < 2^32 is checked on the host. */
+  __device__ __forceinline__ int share(int g) const { return unsigned(g) * unsigned(total) / unsigned(workers); }
+  __device__ __forceinline__ int holder(int u) const { return (unsigned(u + 1) * unsigned(workers) - 1) / unsigned(total); }
+
+  /* Write the next item: all to compute, then those to merge, then the end. Not inlined, so that the state stays out of the
+   * registers of the copy loop. */
+  __device__ __noinline__ void deal(const Params &p, const Plan &plan, Item *item) {
+    for (;;) {
+      if (at >= end) {
+        row_tile += plan.lanes;
+        if (begin >= end || row_tile >= plan.row_tiles) {
+          kind = kind == kCompute && begin < end ? kMerge : kEnd;
+          row_tile = blockIdx.x % plan.lanes;
+        }
+        at = begin, stream = start_stream, first = start_first;
+        if (kind == kEnd) {
+          item->kind = kEnd;
+          return;
+        }
+      }
+      if (stream < base || stream >= base + 32) look(p, stream);
+      int n = __shfl_sync(~0u, q_len, stream - base), length = __shfl_sync(~0u, prefix, stream - base);
+      int token = __shfl_sync(~0u, q_begin, stream - base), bad = __shfl_sync(~0u, broken, stream - base);
+      int units = units_of(plan, n, length), from = at - first, to = plan.chunks ? from + 1 : min(units, end - first);
+      int b = stream, b_first = first;
       at += to - from;
-      if (to == units) place.stream = b + 1, place.first = first + units;
-      int rows = item.s.q_len * p.heads, tiles = (rows + kRows - 1) / kRows;
+      if (to >= units) ++stream, first += units;
+      int rows = n * p.heads, tiles = (rows + kRows - 1) / kRows;
       if (units == 0 || row_tile >= tiles) continue;
+      int head = holder(b_first), parts = plan.chunks ? units : holder(b_first + units - 1) - head + 1;
+      if (kind == kMerge && parts == 1) continue;
 
       int each = (rows + tiles - 1) / tiles;
-      item.row_in_stream = row_tile * each;
-      item.first_row = item.s.q_begin * p.heads + item.row_in_stream;
-      item.rows = min(each, rows - item.row_in_stream);
-      item.key_begin = from * plan.unit;
-      item.key_end = min(item.s.keys(), to * plan.unit);
+      item->kind = kind;
+      item->row_in_stream = row_tile * each, item->rows = min(each, rows - row_tile * each);
+      item->first_row = int64_t(token) * p.heads + row_tile * each;
+      item->key_begin = from * plan.unit, item->key_end = min(length + n, to * plan.unit);
+      item->prefix = length, item->q_len = n, item->broken = bad, item->q_begin = token;
+      item->page_begin = load_index(p.kv_indptr, b, p.index64);
+      item->mask_begin = p.mask_kind >= VA_MASK_QLEN ? load_index(p.mask_indptr, b, p.index64) : 0;
+      item->parts = parts;
       if (plan.chunks) {
-        item.part = from, item.parts = units;
-        item.counter = b * plan.row_tiles + row_tile;
-        item.slot_base = int64_t(item.counter) * plan.chunks, item.slot_step = 1, item.slot_shift = 0;
+        item->part = from, item->counter = b * plan.row_tiles + row_tile;
+        item->slot_base = item->counter * plan.chunks, item->slot_step = 1, item->slot_shift = 0;
       } else {
-        int head = share_holding(first, workers, total);
-        item.part = worker - head;
-        item.parts = share_holding(first + units - 1, workers, total) - head + 1;
-        item.counter = head * plan.lanes + lane;
-        item.slot_base = 2 * int64_t(item.counter) + 1, item.slot_step = 2 * plan.lanes, item.slot_shift = 1;
+        item->part = worker - head, item->counter = head * plan.lanes + row_tile;
+        item->slot_base = 2 * item->counter + 1, item->slot_step = 2 * plan.lanes, item->slot_shift = 1;
       }
-      return true;
+      return;
     }
-    return false;
   }
 };
 
