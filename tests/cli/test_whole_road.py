@@ -69,3 +69,21 @@ def test_the_whole_road(phase):
     phase("checkpoint", "verify")
     diff = phase.json("checkpoint", "diff", "1", "1")["diff"]
     assert {row["what"] for row in diff["changes"]} == {"unclear"} and all(row["ratio"] == 1 for row in diff["changes"])
+
+
+def test_a_kernel_that_makes_nans_fails_its_gate_and_says_so(phase):
+    contract = phase.directory / "src" / "fast_norm" / "contract.py"
+    text = contract.read_text()
+    assert "out=y)" in text
+    contract.write_text(text.replace("out=y)", "out=y)\n    y[0, 0] = float('nan')"))
+    done = phase("run", "build-parity", code=4, timeout=800)
+    assert "0001-build-parity-FAIL" in done.stdout and "phase gate review 1" in done.stdout
+    rules = {rule["rule"]: rule for rule in phase.json("gate", "review")["gate"]["rules"]}
+    assert rules["parity"]["verdict"] == "FAIL" and "vectorised" in rules["parity"]["reason"]
+    assert rules["speedup"]["verdict"] != "PASS"  # no number without parity
+    results = json.loads(phase("checkpoint", "show", "--file", "results.json").stdout)
+    assert [len(row["samples"]) > 0 for row in results["benchmark"] if row["variant"] == "vectorised"] == [False]
+    assert "nan" in phase("checkpoint", "show", "--file", "failures.txt").stdout.lower()
+    refused = phase("gate", "approve", "--digest", phase.json("checkpoint", "list")["checkpoints"][0]["digest"][:16], "--reason", "please", code=1)
+    assert "only PASS" in refused.stderr
+    assert phase.json("status")["phases"][0]["state"] == "failed"
