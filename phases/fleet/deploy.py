@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from phases.errors import FleetError
 from phases.fleet.bundle import Bundle
-from phases.fleet.errors import LeaseError, UnreachableError
+from phases.fleet.errors import LeaseError, ServiceError, UnreachableError
 from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock
 from phases.fleet.releases import NEVER, Pushed, ReleaseStore, read_inventory, rollback_target
@@ -71,21 +71,35 @@ def guarded_switch(session: HostSession, lock: HostLock, driver: ServiceDriver, 
         back = f"If nobody confirms, the host goes back to {_short(previous)} by itself within {windows.arm:g} s."
         raise type(fault)(fault.message, hint=f"{back} {fault.hint}", host=host.name) from None
     except FleetError as fault:
-        raise _put_back(lease, fault) from None
+        raise _put_back(lease, driver, ready, fault) from None
 
 
-def _put_back(lease: Lease, fault: FleetError) -> FleetError:
-    """Cancel the lease at once rather than wait for it, and say what the host then runs."""
+def _put_back(lease: Lease, driver: ServiceDriver, ready: Ready, fault: FleetError) -> FleetError:
+    """Cancel the lease at once rather than wait for it, and say what the host then runs, with the failed release's last words."""
     try:
         state = read_lease(lease.session)
         if state is None or state.id != lease.id:
             return fault  # it was never armed: nothing has changed
-        state = lease.cancel(str(fault.message)[:200])
-        end = f"The host is back on {_short(state.current)}." if state.state == "reverted" else f"Going back ended as {state.state}: {state.reason}."
+        said = driver.logs(lease.session, 15).strip() if isinstance(fault, ServiceError) else ""
+        state = lease.cancel(fault.message[:200])
+        end = f"Going back ended as {state.state}: {state.reason}."
+        if state.state == "reverted":
+            end = f"The host is back on {_short(state.current)}{_whether_it_answers(lease.session, driver, ready, state.current)}."
+        end += f" Its last lines:\n{said}" if said else ""
     except FleetError as second:
         end = f"Putting it back failed too ({second.message}); it goes back by itself when the lease runs out."
     fault.hint = f"{fault.hint} {end}".strip()
     return fault
+
+
+def _whether_it_answers(session: HostSession, driver: ServiceDriver, ready: Ready, current: str) -> str:
+    if current == NEVER:
+        return ", as before"
+    try:
+        session.do(waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + 30)
+    except ServiceError as fault:
+        return f", but that does not answer ({fault.message})"
+    return ", which answers"
 
 
 def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, ready: Ready, *, target: str = "") -> str:
@@ -100,7 +114,8 @@ def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, rea
         state = Lease(session, lock.token, lease_id=lease["id"]).cancel("rolled back by the toolkit")
         if state.state != "reverted":
             raise LeaseError(f"going back ended as {state.state}: {state.reason}.", hint="Look at the service's log.", host=session.host.name)
-        if not target or state.current == target:
+        if state.current != NEVER and (not target or state.current == target):
+            session.do(waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + 30)
             return state.current
     goal = target or rollback_target(inventory, session.host.name)
     ready_check = waiting(driver, ready.port, ready.path, ready.timeout)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from phases.fleet.transport import CHUNK, Stream, as_user, shell_line, silent
 SLICE = 1 << 20  # bytes written under one time limit
 WRITE_POLL = 0.05  # seconds a full window is waited for before looking what the program says
 STDERR_KEPT = 4000
+UNKNOWN_LATENCY = 0.1  # seconds
+TCP_INFO_RTT = 68  # offset of the smoothed round trip time, in microseconds, in Linux's struct tcp_info
 # The fastest in this client first; a server without them gets the rest of the library's list.
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 
@@ -120,6 +123,15 @@ class _SshStream:
     def alive(self) -> bool:
         transport = self.channel.get_transport()
         return transport.is_active() and not self.channel.closed and not self.channel.exit_status_ready()
+
+    def latency(self) -> float:
+        sock = self.channel.get_transport().sock
+        if not isinstance(sock, socket.socket):
+            return UNKNOWN_LATENCY  # through a bastion
+        with contextlib.suppress(OSError, struct.error):
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RTT + 4)
+            return struct.unpack_from("I", info, TCP_INFO_RTT)[0] / 1e6
+        return UNKNOWN_LATENCY
 
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         """Send everything; each megabyte has `timeout` seconds."""

@@ -51,6 +51,10 @@ class Stream(Protocol):
         """False once the program is known to have ended or the connection to be gone."""
         ...
 
+    def latency(self) -> float:
+        """Seconds a round trip takes as far as known; a large value where it is not."""
+        ...
+
     def write(self, data: bytes | memoryview, timeout: float) -> None: ...
 
     def read(self, timeout: float) -> bytes:
@@ -159,6 +163,9 @@ class _LocalStream:
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def latency(self) -> float:
+        return 0.0
 
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         view = memoryview(data)

@@ -6,7 +6,8 @@ Every host is a real sshd on a loopback port with a running small service. The w
 switch a symlink atomically, restart the service, wait until it answers. `phasegate` does just that; `phasegate, guarded` also
 takes the host's lock, arms a lease, confirms it over a new connection and keeps it. Ansible runs with pipelining, persistent
 connections and no fact gathering. Both others come from PyPI into a temporary environment. Wall time is the whole command,
-start-up included; CPU is the command's own processes; memory the largest sum of proportional set sizes seen.
+start-up included; CPU is that of the command's own processes, and
+that of everything the hosts' sshd ran; memory the largest sum of proportional set sizes seen.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ echo $! >pid
 @dataclass(frozen=True)
 class Measured:
     wall: float
-    cpu: float
+    cpu: float  # of the command and what it started here
+    hosts_cpu: float  # of all sshd and what they ran
     memory: float  # bytes
 
 
@@ -73,9 +75,9 @@ class Place:
     port: int
 
 
-def measure(argv: list[str], log: Path, environment: dict[str, str]) -> Measured:
+def measure(argv: list[str], log: Path, environment: dict[str, str], fleet: SshFleet) -> Measured:
     """Run a command to its end; RuntimeError with its last lines when it fails."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, hosts_before = resource.getrusage(resource.RUSAGE_CHILDREN), _hosts_cpu(fleet)
     started = time.perf_counter()
     peak, stop = [0.0], threading.Event()
     with open(log, "wb") as out:
@@ -89,7 +91,17 @@ def measure(argv: list[str], log: Path, environment: dict[str, str]) -> Measured
     if code != 0:
         raise RuntimeError(f"{argv[0]} ended with status {code}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Measured(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak[0])
+    return Measured(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, _hosts_cpu(fleet) - hosts_before, peak[0])
+
+
+def _hosts_cpu(fleet: SshFleet) -> float:
+    """Seconds of processor time of the sshd and their ended children."""
+    ticks = 0
+    for host in fleet.hosts:
+        assert host.process
+        fields = Path(f"/proc/{host.process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _sample(pid: int, peak: list[float], stop: threading.Event) -> None:
@@ -144,6 +156,17 @@ class Bench:
             shutil.rmtree(place.root, ignore_errors=True)
             place.root.mkdir(parents=True)
 
+    def begin(self) -> None:
+        """An older release and its running service on every host, as the shell-based tools keep them."""
+        self.clear()
+        for place in self.places:
+            old = place.root / "releases/old"
+            old.mkdir(parents=True)
+            shutil.copy(self.work / "server.py", old)
+            shutil.copy(self.work / "restart.sh", place.root)
+            (place.root / "current").symlink_to("releases/old")
+            subprocess.run(["sh", str(place.root / "restart.sh"), str(place.root), str(place.port)], check=True)
+
     def phasegate(self, action: str) -> Measured:
         hosts = [{"name": p.name, "ssh_port": p.ssh_port, "root": str(p.root), "port": p.port} for p in self.places]
         plan = {
@@ -152,7 +175,7 @@ class Bench:
         }  # fmt: skip
         (self.work / "plan.json").write_text(json.dumps(plan))
         argv = [sys.executable, str(HERE / "bench_fleet_phasegate.py"), str(self.work / "plan.json")]
-        return measure(argv, self.work / "phasegate.log", self.environment)
+        return measure(argv, self.work / "phasegate.log", self.environment, self.fleet)
 
     def ansible(self) -> Measured:
         assert self.tools
@@ -169,7 +192,7 @@ class Bench:
         )
         facts = {"payload": str(payload), "digest": _sha256(payload), "release": payload.name, "server": str(self.work / "server.py"), "restart": str(self.work / "restart.sh")}
         argv = [str(self.tools / "bin/ansible-playbook"), str(self.work / "deploy.yml"), "-e", json.dumps(facts)]
-        return measure(argv, self.work / "ansible.log", {**self.environment, "ANSIBLE_CONFIG": str(self.work / "ansible.cfg")})
+        return measure(argv, self.work / "ansible.log", {**self.environment, "ANSIBLE_CONFIG": str(self.work / "ansible.cfg")}, self.fleet)
 
     def pyinfra(self) -> Measured:
         assert self.tools
@@ -180,7 +203,7 @@ class Bench:
         (self.work / "inventory.py").write_text(f"fleet = {hosts!r}\n")
         (self.work / "deploy.py").write_text(f"FACTS = {facts!r}\n" + PYINFRA)
         argv = [str(self.tools / "bin/pyinfra"), "-y", "--parallel", str(self.at_once), str(self.work / "inventory.py"), str(self.work / "deploy.py")]
-        return measure(argv, self.work / "pyinfra.log", self.environment)
+        return measure(argv, self.work / "pyinfra.log", self.environment, self.fleet)
 
     def close(self) -> None:
         for place in self.places:
@@ -253,10 +276,10 @@ def main() -> None:
         work = Path(directory)
         tools = None if options.only else options.tools or install_tools(work)
         print(f"{os.cpu_count()} cores, {PAYLOAD >> 20} MB to each host, {options.at_once} hosts at once, median of {options.repeat}")
-        print(f"{'hosts':>5}  {'tool':<26}{'wall s':>8}{'CPU s':>8}{'MB':>7}   wall / phasegate")
+        print(f"{'hosts':>5}  {'tool':<26}{'wall s':>8}{'CPU s':>8}{'hosts CPU s':>13}{'MB':>7}   wall / phasegate")
         for count in options.hosts:
-            bench = Bench(work / f"n{count}", count, options.at_once, tools) if (work / f"n{count}").mkdir() is None else None
-            assert bench
+            (work / f"n{count}").mkdir()
+            bench = Bench(work / f"n{count}", count, options.at_once, tools)
             try:
                 report(bench, count, options.repeat)
             finally:
@@ -272,16 +295,23 @@ def report(bench: Bench, count: int, repeat: int) -> None:
     for name, act in runs.items():
         found = []
         for _ in range(repeat):
-            bench.clear()
-            act()  # the release before, so that the measured one is an update of a running service
+            if name.startswith("phasegate"):
+                bench.clear()
+                act()  # the release before, so that the measured one is an update of a running service
+            else:
+                bench.begin()
             found.append(act())
-        wall, cpu, memory = (statistics.median(getattr(m, field) for m in found) for field in ("wall", "cpu", "memory"))
-        base = base or wall
-        print(f"{count:>5}  {name:<26}{wall:>8.2f}{cpu:>8.2f}{memory / 1e6:>7.0f}   {wall / base:.2f}", flush=True)
+        base = base or statistics.median(one.wall for one in found)
+        show(count, name, found, base)
         if name == "phasegate, guarded":
-            back = [bench.phasegate("back")]
-            print(f"{count:>5}  {'phasegate, switch back':<26}{back[0].wall:>8.2f}{back[0].cpu:>8.2f}{back[0].memory / 1e6:>7.0f}", flush=True)
+            show(count, "phasegate, switch back", [bench.phasegate("back")], 0.0)
             print("       " + (bench.work / "phasegate.log").read_text().strip(), flush=True)
+
+
+def show(count: int, name: str, found: list[Measured], base: float) -> None:
+    wall, cpu, hosts, memory = (statistics.median(getattr(one, field) for one in found) for field in ("wall", "cpu", "hosts_cpu", "memory"))
+    ratio = f"   {wall / base:.2f}" if base else ""
+    print(f"{count:>5}  {name:<26}{wall:>8.2f}{cpu:>8.2f}{hosts:>13.2f}{memory / 1e6:>7.0f}{ratio}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from phases.fleet.session import HostSession, op
 from phases.fleet.transport import connect
 from tests.fleet.conftest import ready_of, service_bundle
 from tests.fleet.sshfleet import SshdHost, SshFleet, end_processes_of, free_port
-from tests.fleet.test_lease import eventually
+from tests.fleet.worker import eventually
 
 SHORT = Timeouts(connect=2, channel=2, command=3, keepalive=1)
 REPO = Path(__file__).parents[2]

@@ -12,22 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from phases.fleet.bundle import Bundle
-from phases.fleet.deploy import Windows, first_release, guarded_switch, push, switch_back
-from phases.fleet.errors import LeaseError, ReleaseError, ServiceError, code_of
+from phases.fleet.deploy import push
+from phases.fleet.errors import LeaseError, ReleaseError, code_of
 from phases.fleet.host import Host
-from phases.fleet.lease import Lease, LeaseState, read_lease
+from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock, show_lock
 from phases.fleet.releases import NEVER, ReleaseStore, read_audit, read_inventory
 from phases.fleet.services import ProcessDriver
 from phases.fleet.session import HostSession, op
 from phases.fleet.transport import connect
-from tests.fleet.conftest import ready_of, service_bundle
+from tests.fleet.conftest import service_bundle
+from tests.fleet.worker import LONG, Worker, eventually
 
 JUMP = """
 #define _GNU_SOURCE
@@ -48,61 +47,7 @@ int clock_gettime(clockid_t id, struct timespec *now) {
   return code;
 }
 """
-LONG = 600.0  # a window no test waits for
 ONHOST = Path(__file__).parents[2] / "phases/fleet/onhost"
-
-
-def eventually(true: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait until something holds; the limit is only there so that a failure ends."""
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it never came to hold"
-        time.sleep(0.05)
-
-
-class Worker:
-    """A host with a running old release and a pushed new one."""
-
-    def __init__(self, host: Host, driver: ProcessDriver) -> None:
-        self.host, self.driver, self.session = host, driver, HostSession(connect(host))
-        self.lock = HostLock(self.session, "test")
-        self.old, self.new = service_bundle(), service_bundle()
-        for bundle in (self.old, self.new):
-            push(self.session, self.lock, bundle)
-        first_release(self.session, self.lock, driver, self.old.digest, ready_of(host))
-        self.lease = Lease(self.session, self.lock.token)
-
-    def arm(self, window: float = LONG, release: Bundle | None = None) -> LeaseState:
-        host = self.host
-        return self.lease.arm((release or self.new).digest, self.old.digest, window, self.driver.restart_argv(host), self.driver.stop_argv(host))
-
-    def switch(self) -> None:
-        self.session.do(ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id), self.driver.restarting(self.host))
-
-
-    def record(self) -> dict[str, object]:
-        return json.loads(Path(self.host.root, "lease.json").read_text())
-
-    def change(self, **fields: object) -> None:
-        path = Path(self.host.root, "lease.json")
-        path.write_text(json.dumps({**self.record(), **fields}))
-
-    def current(self) -> str:
-        return os.path.basename(os.readlink(Path(self.host.root, "current")))
-
-    def served(self) -> str:
-        """The release that the running service says it is."""
-        import urllib.request
-
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.host.values['port']}/", timeout=5) as answer:
-                return answer.read().decode()
-        except OSError:
-            return ""
-
-    def events(self) -> list[str]:
-        lines = Path(self.host.root, "audit.log").read_text().splitlines()
-        return [json.loads(line)["event"] for line in lines]
 
 
 @pytest.fixture
@@ -282,6 +227,24 @@ def test_after_a_reboot_the_service_starts_the_previous_release(worker: Worker) 
         service.wait()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_inside_a_container_the_guard_outside_is_judged_by_its_heartbeat(worker: Worker, late: bool) -> None:
+    """Its process number means nothing in there: it must neither be taken for dead nor be replaced, nor somebody else killed."""
+    worker.arm()
+    worker.switch()
+    guard = worker.record()["guard"]
+    os.kill(guard["pid"], signal.SIGSTOP)  # so that it writes nothing while its record is changed
+    worker.change(guard={**guard, "space": "pid:[1]"})
+    if late:
+        worker.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
+        Path(worker.host.root, "run/guard.beat").write_text("0")
+    subprocess.run(worker.driver.restart_argv(worker.host), check=True, capture_output=True)
+    assert Path(f"/proc/{guard['pid']}").exists()
+    assert worker.record()["state"] == ("reverted" if late else "armed")
+    eventually(lambda: worker.served() == (worker.old if late else worker.new).digest)
+    os.kill(guard["pid"], signal.SIGKILL)
+
+
 def test_after_a_reboot_the_next_contact_goes_back_where_nothing_starts_by_itself(worker: Worker) -> None:
     worker.arm()
     worker.switch()
@@ -406,35 +369,6 @@ def test_a_full_disk_does_not_keep_the_host_from_going_back(worker: Worker, tmp_
         other.session.close()
         end_processes_of(small / "w")
         subprocess.run(["umount", "--lazy", small], check=True)
-
-
-def test_guarded_switch_and_back(worker: Worker) -> None:
-    ready = ready_of(worker.host)
-    lease = guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready, Windows(60, 60))
-    assert worker.served() == worker.new.digest
-    lock = HostLock(lease.session, "test", token=worker.lock.token)
-    assert switch_back(lease.session, lock, worker.driver, ready) == worker.old.digest
-    assert worker.served() == worker.old.digest
-    assert switch_back(lease.session, lock, worker.driver, ready) == worker.old.digest, "again: nothing to do"
-    lease.session.close()
-
-
-@pytest.mark.parametrize("fault, message", [({"crash": True}, "ended at once|while it was waited for"), ({"sick": True}, "did not answer 200")])
-def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: Worker, fault: dict[str, object], message: str) -> None:
-    """Field failure: activation fails at once but the tool waits for the whole timeout; failing hosts show no logs."""
-    bad = service_bundle(**fault)
-    push(worker.session, worker.lock, bad)
-    with pytest.raises(ServiceError, match=message) as caught:
-        guarded_switch(worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 3), Windows(LONG, LONG))
-    assert f"back on {worker.old.digest[:12]}" in caught.value.hint
-    if "crash" in fault:
-        assert "no kernel image is available" in str(caught.value)
-    assert worker.served() == worker.old.digest
-
-
-def test_a_window_shorter_than_a_start_may_take_is_refused(worker: Worker) -> None:
-    with pytest.raises(LeaseError, match="would run out before"):
-        guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready_of(worker.host, 30), Windows(20, 60))
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.12", "3.13"])

@@ -28,18 +28,24 @@ IDLE_SECONDS = 300.0
 
 
 class Input:
-    """Standard input with a limit on silence."""
+    """Standard input with a limit on silence, and an acknowledgement for every so many bytes of a request's body."""
 
-    def __init__(self, handle, idle, buffer=b""):
-        self.handle, self.idle, self.buffer = handle, idle, buffer
+    def __init__(self, handle, replies, idle, buffer=b""):
+        self.handle, self.replies, self.idle, self.buffer = handle, replies, idle, buffer
+        self.every, self.taken = 0, 0
 
     def read(self, count):
-        """Up to `count` bytes; b"" when the other side is gone or silent."""
-        if not self.buffer:
+        """Up to `count` bytes of a body; b"" when the other side is gone or silent."""
+        if self.buffer:
+            data, self.buffer = self.buffer[:count], self.buffer[count:]
+        else:
             if not select.select([self.handle], [], [], self.idle)[0]:
                 return b""
-            return os.read(self.handle, count)
-        data, self.buffer = self.buffer[:count], self.buffer[count:]
+            data = os.read(self.handle, count)
+        self.taken += len(data)
+        while self.every and self.taken >= self.every:
+            self.replies.write(b"+\n")
+            self.taken -= self.every
         return data
 
     def line(self):
@@ -247,14 +253,16 @@ def serve(root, idle=IDLE_SECONDS, begun=b""):
     """Answer requests until the other side is gone. Standard output is kept for replies alone; `begun` was read already."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    source = Input(0, idle, begun)
+    source = Input(0, replies, idle, begun)
     agent = Agent(root, source)
     try:
         while True:
             line = source.line()
             if not line:
                 return
-            reply = agent.handle(json.loads(line))
+            request = json.loads(line)
+            source.every, source.taken = request.get("ack", 0), 0
+            reply = agent.handle(request)
             replies.write(json.dumps(reply).encode() + b"\n")
             if reply["error"] and agent.receiving:
                 return  # what may still be on the way is payload, not a request

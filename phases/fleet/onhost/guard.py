@@ -20,7 +20,7 @@ import time
 import locks
 import store
 from launch import launch_plan
-from place import NEVER, HostFault, Place, alive, boot_id, process_identity, read_json, remove, uptime, write_json
+from place import NEVER, HostFault, Place, alive, boot_id, pid_space, process_identity, read_json, remove, uptime, write_json
 
 ACTIVE = ("armed", "confirmed", "reverting")
 TICK = 0.25  # seconds between looks at the lease
@@ -165,17 +165,19 @@ def settle_before_start(place):
     """What the service's start does first: a lease that nothing guards any more is not trusted.
 
     After a reboot, or past the deadline, `current` goes back before the service starts. A guard that was killed before the
-    deadline is started again, and the service starts what is current.
+    deadline is started again, and the service starts what is current; not so in a container, where a guard could restart
+    nothing and would end with the container: there the next contact of the toolkit starts it.
     """
     with place.mutex():
         lease = read(place)
         if not active(lease):
             return
         rebooted, late = lease["boot"] != boot_id(), _seconds_late(lease) > 0
-        works = _guard_works(place, lease)
+        elsewhere = bool(lease["guard"]) and lease["guard"]["space"] != pid_space()
+        works = _beats(place) if elsewhere else _guard_works(place, lease)
         if lease["state"] == "reverting":
             place.set_link(place.current, lease["previous"])
-        if works:
+        if works and not rebooted or elsewhere and not (rebooted or late):
             return
         _retire_guard(place, lease, "service start")
         if rebooted or late or lease["state"] == "reverting":
@@ -255,8 +257,10 @@ def _guard_works(place, lease):
     """Alive and beating: a stopped process (SIGSTOP) counts as lost."""
     if lease["boot"] != boot_id() or not alive(lease["guard"]):
         return False
-    if lease["state"] == "reverting":
-        return True
+    return lease["state"] == "reverting" or _beats(place)
+
+
+def _beats(place):
     try:
         with open(_beat_path(place)) as file:
             return uptime() - float(file.read() or 0) < STALE

@@ -164,15 +164,21 @@ def boot_id():
         return file.read().strip()
 
 
+def pid_space():
+    """Which process numbers are meant: a container has its own, and cannot see the host's."""
+    return os.readlink("/proc/self/ns/pid")
+
+
 def process_identity(pid):
-    """{pid, start}: unique on this boot even when pids are reused; None when there is no such process or it is a zombie."""
+    """{pid, start, space}: unique on this boot even when pids are reused; None when there is no such process or it is a zombie."""
     try:
         with open("/proc/%d/stat" % pid) as file:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else {"pid": pid, "start": int(fields[19])}
+    return None if fields[0] in "ZX" else {"pid": pid, "start": int(fields[19]), "space": pid_space()}
 
 
 def alive(identity):
-    return bool(identity) and process_identity(identity["pid"]) == {"pid": identity["pid"], "start": identity["start"]}
+    """Whether that very process runs; False for one of another container, which cannot be seen from here."""
+    return bool(identity) and process_identity(identity["pid"]) == identity
