@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 
 from phases.fleet.errors import CommandError, HostKeyError, LoginError, SilentHostError, UnreachableError
 from phases.fleet.host import Host, SshOptions, Timeouts
+from phases.fleet.locks import HostLock
+from phases.fleet.session import HostSession
 from phases.fleet.transport import Transport, connect, run
 from tests.fleet.sshfleet import SshFleet, free_port
 
@@ -214,3 +217,18 @@ def test_sudo_stands_in_front_and_never_asks(local: Host) -> None:
     from phases.fleet.transport import as_user
 
     assert as_user(dataclasses.replace(local, sudo="serving"), ["id"]) == ["sudo", "-n", "-u", "serving", "--", "id"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("sudo"), reason="needs root and sudo")
+def test_sudo_for_real(sshd: SshFleet, remote: Host, tmp_path: Path) -> None:
+    """Everything below the root belongs to the user the worker runs as, and a user that sudo does not know is explained."""
+    root = tmp_path / "w"
+    root.mkdir()
+    shutil.chown(root, "nobody")
+    for parent in list(tmp_path.parents)[:2] + [tmp_path]:
+        parent.chmod(0o755)
+    with HostSession(connect(dataclasses.replace(remote, root=str(root), sudo="nobody"))) as session:
+        HostLock(session, "test").acquire()
+        assert (root / "lock.json").owner() == "nobody"
+    with pytest.raises(UnreachableError, match=r"on h00: .*sudo.*sudoers"):
+        HostSession(connect(dataclasses.replace(remote, sudo="no-such-user"))).do({"op": "hello"})
