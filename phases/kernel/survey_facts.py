@@ -38,6 +38,7 @@ class Fact:
     source: str
     sms: tuple[int, ...] = ()
     least_sm: int = 80
+    cached: bool = False  # compiled objects are kept in $<PACKAGE>_CACHE, else in <package> of the user's cache directory
 
 
 FACTS = (
@@ -64,5 +65,5 @@ FACTS = (
     Fact("FlashAttention 3", ("flash-attn-3", "flash_attn_3"), "flash_attn_3", ("*.so", "*.py"), ("*.so",),
          False, "causal or local windows, no mask", (), "any page size", "https://github.com/Dao-AILab/flash-attention", sms=(90,)),
     Fact("verify_attn", ("verify_attn", "verify-attn"), "verify_attn", ("__init__.py",), ("*.so", "_build/*.so"),
-         True, "q x q bits, bool or uint8, or SGLang's full layout", (), "any page size", "kernels/verify_attn/README.md"),
+         True, "q x q bits, bool or uint8, or SGLang's full layout", (), "any page size", "kernels/verify_attn/README.md", cached=True),
 )  # fmt: skip

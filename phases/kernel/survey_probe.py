@@ -25,13 +25,15 @@ def main():
 def look(fact):
     root = package_root(fact["package"])
     markers = [file for pattern in fact["markers"] for file in found(root, pattern)]
+    files = [file for pattern in fact["binaries"] for file in found(root, pattern)]
+    if fact["cached"]:
+        files += found(cache_of(fact["package"]), "*/*.so")
     binaries = {}
-    for pattern in fact["binaries"]:
-        for file in found(root, pattern):
-            try:
-                binaries[os.path.relpath(file, root)] = architectures(file)  # noqa: F821  from fatbin.py in front
-            except (OSError, ValueError) as fault:
-                binaries[os.path.relpath(file, root)] = ["unreadable: " + str(fault)]
+    for file in files:
+        try:
+            binaries[file] = architectures(file)  # noqa: F821  from fatbin.py in front
+        except (OSError, ValueError) as fault:
+            binaries[file] = ["unreadable: " + str(fault)]
     return {"name": fact["name"], "version": version(fact["distributions"]), "root": root or "", "present": bool(markers), "binaries": binaries}
 
 
@@ -42,6 +44,11 @@ def package_root(package):
         return None
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else (os.path.dirname(spec.origin) if spec and spec.origin else None)
+
+
+def cache_of(package):
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get(package.upper() + "_CACHE") or os.path.join(base, package)
 
 
 def found(root, pattern):

@@ -1,5 +1,6 @@
 """The survey: what an environment holds, and what its binaries were built for."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -87,7 +88,7 @@ def test_files_without_device_code(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
-def test_architectures_of_a_real_binary(tmp_path):
+def test_architectures_of_a_real_binary(tmp_path, monkeypatch):
     python, package = environment(tmp_path)
     source = tmp_path / "k.cu"
     source.write_text(textwrap.dedent("""
@@ -101,3 +102,8 @@ def test_architectures_of_a_real_binary(tmp_path):
     found = survey(python, facts=[OURS], sm=100).kernels[0]
     assert found.gpu.ok is False and found.gpu.why == "its binaries are built for sm_80, sm_90a, sm_120, compute_120; none runs on sm_100"
     assert survey(python, facts=[OURS], sm=121).kernels[0].usable
+    (tmp_path / "cache" / "k-sm").mkdir(parents=True)
+    (package / "k.so").rename(tmp_path / "cache" / "k-sm" / "k.so")
+    monkeypatch.setenv("TOY_PKG_CACHE", str(tmp_path / "cache"))
+    assert survey(python, facts=[dataclasses.replace(OURS, cached=True)], sm=90).kernels[0].built_for[1] == "sm_90a"
+    assert survey(python, facts=[OURS], sm=90).kernels[0].built_for == ()
