@@ -20,8 +20,8 @@ from phases.errors import Exit, JournalError, UsageError
 from phases.kernel import contract
 from phases.ledger import source as ledger_source
 from phases.ledger.git import Git
-from phases.playbook.phase_kinds import load_object
-from phases.playbook.schema import PhaseSection, Playbook
+from phases.playbook.phase_kinds import PhaseKind, load_object
+from phases.playbook.schema import PhaseSection, Playbook, Review
 from phases.verdict import Verdict
 
 
@@ -71,6 +71,15 @@ def run_phase(
         progress.require_ready(section, progress.standings(playbook, ledger_of(playbook), kernel_digest(playbook)))
         directory = _attempt(state, playbook, section, repo, clock, resume, notice)
         return _execute(playbook, section, repo, directory, clock, watcher, on_record)
+
+
+def adhoc_run(playbook: Playbook, name: str, clock: Clock) -> PhaseRun:
+    """A run outside the phases (rollback, watch): it has no steps, no run directory and no gate in the playbook."""
+    kind = PhaseKind(0, name, "", "", "", clean_tree=False, changes_production=True)
+    section = PhaseSection(kind, Review.NONE, False, (), None, str(playbook.path))
+    repo = source.repository_of(playbook.path)
+    record = _record_of(playbook, section, repo, clock, run_id=f"{playbook.name}-{name}", attempt=0)
+    return _phase_run(playbook, section, repo, repo / ".phase" / name, record)
 
 
 def kernel_digest(playbook: Playbook) -> str:

@@ -20,7 +20,8 @@ from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_bac
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
-from phases.fleet.locks import HostLock
+from phases.fleet.errors import HostLockedError
+from phases.fleet.locks import HostLock, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
 from phases.fleet.session import HostSession, op
@@ -75,6 +76,7 @@ class Production:
     purpose: str
     clock: Clock
     progress: Progress
+    preempt: bool = False  # take over hosts another run holds: only a rollback by hand does
     fleet: Fleet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -239,12 +241,13 @@ class Production:
         raise ServingError(f"{host.name} is still warming after {settings.sweeps} sweeps.", hint="Allow more `warm_up.sweeps`.", host=host.name)
 
     def adopt_leases(self) -> None:
-        """Go on renewing the leases an earlier process of this run left active."""
-        for state in self.observe():
-            if state.lease and state.lease.active and state.host.name not in self._leases:
-                session = self.fleet.session(state.host)
-                self._leases[state.host.name] = Lease(session, self._lock(session).token, lease_id=state.lease.id)
-                self._renew().add(state.host.name, state.lease.id)
+        """Go on renewing the leases an earlier process of this run left active. Hosts that cannot be asked are left to go back."""
+        found = self.fleet.each(read_lease, deadline=60.0)
+        for name, result in found.items():
+            if result.ok and result.value and result.value.active and name not in self._leases:
+                session = self.fleet.session(self.fleet[name])
+                self._leases[name] = Lease(session, self._lock(session).token, lease_id=result.value.id)
+                self._renew().add(name, result.value.id)
 
     def lost_leases(self) -> dict[str, str]:
         """Workers whose lease could not be renewed, and why."""
@@ -262,7 +265,15 @@ class Production:
         name = session.host.name
         held = self._locks.get(name)
         lock = HostLock(session, self.purpose, token=held.token if held else "")
-        lock.acquire()
+        try:
+            lock.acquire()
+        except HostLockedError:
+            seen = show_lock(session) if self.preempt else None
+            if seen is None:
+                raise
+            self.progress(f"{name}: taking over from {seen.owner} ({seen.purpose}, {seen.age:.0f} s)")
+            break_lock(session, seen)
+            lock.acquire()
         self._locks[name] = lock
         return lock
 

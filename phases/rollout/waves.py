@@ -136,13 +136,14 @@ def finish(run: PhaseRun, live: Live) -> Step:
             code = Exit.ROLLED_BACK if back["verified"] else Exit.ROLLBACK_INCOMPLETE
             return {"rollback": back, "exit_code": int(code)}
         digest = context.facts[PUSH]["candidate"]
+        before = {row["last_good"] for row in context.facts[FLEET]["workers"]} - {digest}
         for host in production.workers:
             production.keep(host, digest)
         left = [s.host.name for s in production.observe() if s.current != digest or s.last_good != digest]
         if left:
             raise FleetError(f"{', '.join(left)} could not be recorded as good.", hint="Look at `phase status`, then `phase run --resume`.")
         context.progress(f"{digest[:12]} is last-good on {len(production.workers)} workers")
-        return {"last_good": digest}
+        return {"last_good": digest, "previous": before.pop() if len(before) == 1 else ""}
 
     return Step(FINISH, "the candidate is recorded as last-good on every host", end)
 

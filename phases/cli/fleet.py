@@ -1,0 +1,57 @@
+"""`phase fleet`: what is live where, and ending the embedded fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_table
+from phases.engine.clock import SystemClock
+from phases.errors import UsageError
+
+
+@click.group(epilog=example("phase fleet status", "phase fleet down"))
+def fleet() -> None:
+    """Look at the workers of a playbook's production."""
+
+
+@fleet.command(epilog=example("phase fleet status", "phase fleet status --json"))
+@playbook_option
+@json_option
+def status(playbook_path: Path | None, as_json: bool) -> None:
+    """Ask every host and the router what runs where."""
+    from phases.engine.session import adhoc_run
+    from phases.rollout.live import open_production
+
+    playbook, clock = load_playbook(playbook_path), SystemClock()
+    with open_production(adhoc_run(playbook, "status", clock), "status", clock, note) as production:
+        rows = [state.describe() for state in production.observe()]
+    if as_json:
+        print_json({"workers": rows})
+        return
+    table = [
+        [r["name"], r["current"][:12], r["last_good"][:12], r["lease"] or "-", "yes" if r["serving"] else "no", "yes" if r["in_service"] else "no", r["error"]]
+        for r in rows
+    ]
+    show_table(["worker", "runs", "last good", "lease", "serving", "in service", "problem"], table)
+
+
+@fleet.command(epilog=example("phase fleet down", "phase fleet down --purge"))
+@click.option("--purge", is_flag=True, help="Remove the workers' directories and ports as well.")
+@playbook_option
+@json_option
+def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
+    """Stop the embedded fleet: its workers and its router."""
+    from phases.embedded.fleet import down as stop
+    from phases.engine.source import repository_of
+
+    playbook = load_playbook(playbook_path)
+    settings = playbook.sections.get("embedded_fleet")
+    if settings is None:
+        raise UsageError(f"{playbook.path} has no embedded fleet.", hint="A real fleet is not stopped by this command.")
+    stopped = stop(repository_of(playbook.path), playbook.name, settings, purge=purge)
+    if as_json:
+        print_json({"stopped": stopped})
+        return
+    click.echo(f"Stopped {', '.join(stopped)}." if stopped else "Nothing was running.")

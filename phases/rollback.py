@@ -1,0 +1,103 @@
+"""Rolling production back by hand: from any terminal, in any state, during any phase.
+
+It takes over the hosts from whatever run holds them, brings every worker to a release that was verified good, and tells how it
+ended by what is observed. It leaves a checkpoint of its own with the timeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from phases.engine.closing import ledger_of
+from phases.engine.phase_run import PhaseRun
+from phases.engine.session import adhoc_run
+from phases.engine.steps import Clock
+from phases.errors import Exit, UsageError
+from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.ledger import source as ledger_source
+from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, canonical_json
+from phases.ledger.git import Git
+from phases.ledger.provenance import statement
+from phases.playbook.schema import Playbook
+from phases.results import Results
+from phases.rollout.live import open_production
+from phases.rollout.production import Production
+from phases.rollout.report import table
+from phases.rollout.rollback import Rollback, roll_back
+from phases.verdict import Verdict
+
+PHASE = "rollback"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rollback by hand ended."""
+
+    rollback: Rollback
+    checkpoint: Checkpoint
+    code: Exit
+
+
+def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None]) -> Ended:
+    """Roll production back and record it.
+
+    Args:
+        to: a checkpoint whose release to go to; empty: what each host records as last-good, or, when all of them run that
+            already, the release before the latest full rollout.
+    Raises:
+        UsageError: the checkpoint names no release that passed a full rollout.
+    """
+    detected = clock.now()
+    run = adhoc_run(playbook, PHASE, clock)
+    with open_production(run, f"rollback: {reason}", clock, progress) as production:
+        production.preempt = True
+        target = release_of(playbook, to) if to else before_rollout(playbook, production)
+        ended = roll_back(production, reason, detected=detected, target=target)
+    return Ended(ended, record(run, ended, detected, clock, progress), _code(ended))
+
+
+def release_of(playbook: Playbook, name: str) -> str:
+    """Digest of the release a passed full rollout made last-good."""
+    ledger = ledger_of(playbook)
+    checkpoint = ledger.find(name)
+    results = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS]))
+    digest = results.facts.get("end", {}).get("last_good", "")
+    if not checkpoint.verdict.advances or not digest:
+        raise UsageError(f"{checkpoint.name} did not make a release last-good.", hint="Name a full-rollout checkpoint that passed.")
+    return str(digest)
+
+
+def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progress: Callable[[str], None]) -> Checkpoint:
+    """The rollback's own checkpoint: its timeline, what is left to do, whether it is verified."""
+    verdict = Verdict.PASS if ended.verified else Verdict.FAIL
+    reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {ended.left}"
+    gate = GateOutcome(PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
+    results = Results(PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
+    files = {RESULTS: canonical_json(results.to_json()), GATE: canonical_json(gate.to_json()), "rollback.txt": table(results).encode()}
+    draft = Draft(PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
+                  clock.now(), {}, f"{run.playbook.name} sha256:{run.playbook.digest}")  # fmt: skip
+    draft.files[PROVENANCE] = statement(draft, detected)
+    return ledger_of(run.playbook, progress).record(draft)
+
+
+def before_rollout(playbook: Playbook, production: Production) -> str:
+    """Where to go when every host already runs its last-good release: to what the latest full rollout replaced."""
+    states = production.observe()
+    if any(state.error or state.current != state.last_good or (state.lease and state.lease.active) for state in states):
+        return ""
+    ledger = ledger_of(playbook)
+    for checkpoint in reversed([c for c in ledger.checkpoints() if c.phase == "full-rollout" and c.verdict.advances]):
+        end: dict[str, Any] = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS])).facts.get("end", {})
+        if end.get("last_good") == states[0].current and end.get("previous"):
+            return str(end["previous"])
+    return ""
+
+
+def _code(ended: Rollback) -> Exit:
+    """A rollback asked for that ends where it should has passed: 0; else a person is needed."""
+    return Exit.PASSED if ended.verified else Exit.ROLLBACK_INCOMPLETE
+
+

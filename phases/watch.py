@@ -1,0 +1,66 @@
+"""Guarding production after a rollout: every worker well, latencies against the recorded reference, back by policy.
+
+One look may be a passing burst: a regression counts when a second look, with fresh observations, finds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phases.analysis.decision import Outcome
+from phases.engine.phase_run import PhaseRun
+from phases.engine.session import adhoc_run
+from phases.engine.steps import Clock, StepContext
+from phases.errors import Exit
+from phases.playbook.schema import Playbook
+from phases.rollback import Ended, before_rollout, record
+from phases.rollout.bake import Verdict
+from phases.rollout.live import open_production, section
+from phases.rollout.production import Production
+from phases.rollout.rollback import roll_back
+from phases.rollout.settings import WatchSettings
+from phases.rollout.soak import Soak
+from phases.rollout.waves import recorded_reference
+
+PHASE = "watch"
+
+
+def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:
+    """Look again and again, or once (for cron).
+
+    Returns:
+        PASSED after a good look with `once`; ROLLED_BACK or ROLLBACK_INCOMPLETE after a regression that was rolled back;
+        GATE_FAILED after one that the policy only reports; INCONCLUSIVE when one look had too little traffic.
+    """
+    run = adhoc_run(playbook, PHASE, clock)
+    settings: WatchSettings = section(run, "watch")
+    with open_production(run, "watch", clock, progress) as production:
+        while True:
+            verdict = _look(run, production, settings, clock, progress)
+            if verdict.outcome is Outcome.FAIL:
+                progress(f"looking again before anything is done: {verdict.reason}")
+                verdict = _look(run, production, settings, clock, progress)
+            if verdict.outcome is Outcome.FAIL:
+                return _regression(run, production, settings, verdict, clock, progress)
+            if once:
+                code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE
+                return code, {"outcome": verdict.outcome.value, "reason": verdict.reason}
+
+
+def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]) -> Verdict:
+    context = StepContext(Path(), {}, progress, clock)
+    return Soak(production, settings.judge, recorded_reference(run), "", context).run(settings.interval)
+
+
+def _regression(run: PhaseRun, production: Production, settings: WatchSettings, verdict: Verdict, clock: Clock,
+                progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:  # fmt: skip
+    found = {"outcome": verdict.outcome.value, "reason": verdict.reason}
+    if not settings.roll_back:
+        return Exit.GATE_FAILED, found
+    detected = clock.now()
+    target = before_rollout(run.playbook, production)
+    back = roll_back(production, f"watch: {verdict.reason}", detected=detected, target=target)
+    ended = Ended(back, record(run, back, detected, clock, progress), back.exit_code)
+    return ended.code, {**found, "rollback": back.to_json(), "checkpoint": ended.checkpoint.name}
