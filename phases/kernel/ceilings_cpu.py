@@ -50,7 +50,7 @@ def measure(job: dict[str, Any], channel: Channel) -> None:
         spread = _Spread(probe, threads)
         candidates["read"].append((lambda: spread.read(base, None), size))
         candidates["gather"].append((lambda: spread.read(base, order), size))
-        for kind in ("flops_float32", "flops_float16"):
+        for kind in ("flops_float32", "flops_bfloat16", "flops_float16"):  # 16-bit types may be converted in registers
             candidates[kind].append((spread.fma, threads * _FMA_OPERATIONS))
     for number, (kind, ways) in enumerate(candidates.items()):
         channel.at(number)

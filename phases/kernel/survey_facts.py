@@ -42,15 +42,16 @@ class Fact:
 
 
 FACTS = (
-    Fact("SGLang Triton verify", ("sglang",), "sglang", ("srt/layers/attention/triton_ops/extend_attention.py",), (),
-         True, "custom_mask over prefix and draft, read in full per row", (1,), "gathers one slot a key; with top-k > 1 SGLang allows page size 1 only",
+    Fact("SGLang Triton verify", ("sglang",), "sglang", ("srt/layers/attention/triton_ops/extend_attention.py", "kernels/ops/attention/extend_attention.py"), (),
+         True, "custom_mask, of which it reads the draft columns; walks the prefix serially, once a head", (1,), "gathers one slot a key; with top-k > 1 SGLang allows page size 1 only",
          _SGLANG, least_sm=75),
     Fact("FlashInfer MLA fa2", ("flashinfer-python",), "flashinfer", ("mla.py", "mla/*.py"), (),
          False, "BatchMLAPagedAttentionWrapper.plan takes causal, no mask", (), "any page size; SGLang runs it at 1", _FLASHINFER),
     Fact("FlashInfer MLA fa3", ("flashinfer-python",), "flashinfer", ("mla.py", "mla/*.py"), (),
          False, "BatchMLAPagedAttentionWrapper.plan takes causal, no mask", (), "any page size; SGLang runs it at 1", _FLASHINFER, sms=(90,)),
     Fact("FlashInfer XQA MLA", ("flashinfer-python",), "flashinfer", ("xqa.py", "mla/*xqa*.py"), (),
-         False, "decode only: one causal row of queries a request", (16, 32, 64, 128), "pages of 16 to 128", _FLASHINFER, sms=(120, 121)),
+         False, "xqa_mla has no mask argument; fp8 and 128 heads only", (16, 32, 64, 128), "pages of 16, 32, 64 or 128",
+         "https://github.com/flashinfer-ai/flashinfer/issues/2745", sms=(120, 121)),
     Fact("TRT-LLM MLA (FlashInfer)", ("flashinfer-python",), "flashinfer", ("mla.py", "mla/*.py"), (),
          False, "trtllm_batch_decode_with_kv_cache_mla has no mask argument", (32, 64), "pages of 32 or 64", _SGLANG, sms=(100, 103)),
     Fact("FlashMLA", ("flash-mla", "flash_mla"), "flash_mla", ("flash_mla_interface.py",), ("../flash_mla_cuda*.so", "cuda*.so"),
