@@ -138,7 +138,8 @@ class ErrorTest:
         outcome = self._reached[0] if self._reached else Outcome.INCONCLUSIVE if over else Outcome.CONTINUE
         counted = f"{k1:g} of {n1:g} requests failed on the canary, {k0:g} of {n0:g} on the control"
         verdict = {
-            Outcome.FAIL: f"{counted}: evidence {math.exp(min(evidence, 700)):.3g} that the canary errs more, {1 / self.alpha:.3g} is needed",
+            Outcome.FAIL: f"{counted}: evidence {math.exp(min(evidence, 700)):.3g} that the canary errs more, "
+            f"{1 / self.alpha:.3g} is needed",
             Outcome.PASS: f"{counted}: at most {high if high is not None else 1:.4f} more, within {self.tolerance:g}",
         }
         return Decision(

@@ -30,10 +30,19 @@ METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 @click.option("--deadline", type=float, default=None, help="Seconds after which an open test is INCONCLUSIVE.")
 @click.option("--settle", type=float, default=30.0, show_default=True, help="Seconds ignored after an arm's restart.")
 @click.option("--min-samples", type=int, default=100, show_default=True, help="Requests of each arm needed for PASS.")
-@click.option("--errors", type=click.Choice(["5xx", "4xx", "both", "none"]), default="none", show_default=True, help="Compare error rates as well.")
+@click.option(
+    "--errors", type=click.Choice(["5xx", "4xx", "both", "none"]), default="none", show_default=True,
+    help="Compare error rates as well.",
+)
 @click.option("--tolerance", type=float, default=0.01, show_default=True, help="Excess error rate still acceptable.")
-@click.option("--a-a", "a_a", default=None, metavar="FILE", help="Recording of two equal arms: its noise is taken into account, and what such a bake can detect is shown.")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Draw the interval over time (.png, .svg, .pdf).")
+@click.option(
+    "--a-a", "a_a", default=None, metavar="FILE",
+    help="Recording of two equal arms: its noise is taken into account, and what such a bake can detect is shown.",
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), default=None,
+    help="Draw the interval over time (.png, .svg, .pdf).",
+)
 @json_option
 def analyze(sources: tuple[str, ...], a_a: str | None, plot_path: Path | None, as_json: bool, **options: Any) -> None:
     """Compare a canary with its simultaneous control: PASS, FAIL or INCONCLUSIVE, and when that was known.
