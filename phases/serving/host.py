@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from phases.fleet.bundle import Bundle
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line
+SECRET = re.compile(r"""((?:api[-_]?key|hf_token|auth[-_]?token|secret|password)['"]?(?:\s*[=:]\s*|\s+)['"]?|Bearer\s+)[^\s'",]{4,}""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class LocalHost:
             text = Path(server.log).read_text(errors="replace")
         except OSError:
             return []
-        return [line[:LINE_LENGTH] for line in text.splitlines()]
+        return [shown(line) for line in text.splitlines()]
 
     def read_facts(self, server: Server) -> list[dict]:
         """The fact files of its ranks, as the kernel's plugin wrote them."""
@@ -207,6 +209,11 @@ class LocalHost:
         until = time.monotonic() + seconds
         while time.monotonic() < until and (self.alive(server) or _members(server)):
             time.sleep(0.1)
+
+
+def shown(line: str) -> str:
+    """A log line as it may be kept: cut, and without what looks like a secret."""
+    return SECRET.sub(r"\1***", line[:LINE_LENGTH])
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

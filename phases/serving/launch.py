@@ -43,19 +43,26 @@ def server_argv(run: PhaseRun, side: str, environment: dict[str, Any], port: int
     ]  # fmt: skip
 
 
-def server_environment(run: PhaseRun, side: str, release: dict[str, Any], environment: dict[str, Any]) -> dict[str, str]:
-    """Environment variables of one server: its release on PYTHONPATH, and where its kernel finds objects and puts facts."""
+def server_environment(run: PhaseRun, side: str, release: dict[str, Any] | None, environment: dict[str, Any]) -> dict[str, str]:
+    """Environment variables of one server: its release on PYTHONPATH, and where its kernel finds objects and puts facts.
+
+    Args:
+        release: digest and path; None for a server without one.
+    """
     settings: IntegrationSettings = run.settings
-    path = Path(release["path"])
     variables = {
-        "PYTHONPATH": str(path / SITE),
         "PATH_PREFIX": str(Path(environment["python"]).parent),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        **object_variables(run.kernel, str(path / OBJECTS)),
-        variable(run.kernel, "RELEASE"): release["digest"],
-        variable(run.kernel, "FACTS"): "{facts}",
     }
+    if release:
+        path = Path(release["path"])
+        variables |= {
+            "PYTHONPATH": str(path / SITE),
+            **object_variables(run.kernel, str(path / OBJECTS)),
+            variable(run.kernel, "RELEASE"): release["digest"],
+            variable(run.kernel, "FACTS"): "{facts}",
+        }
     if settings.server.python == EMBEDDED:
         variables |= EMBEDDED_ENVIRONMENT
     return {**variables, **settings.server.environment, **getattr(settings, side).environment}

@@ -79,7 +79,7 @@ def make_releases(run: PhaseRun) -> Step:
 
     def make(context: StepContext) -> Facts:
         host, facts = serving_host(run), {}
-        for side in SIDES:
+        for side in _released(run):
             kernel = _kernel(run, side)
             try:
                 bundle, records = make_release(kernel, _architectures(run, kernel), build_cache(kernel), context.progress)
@@ -93,7 +93,7 @@ def make_releases(run: PhaseRun) -> Step:
         return facts
 
     def holds(context: StepContext, facts: Facts) -> bool:
-        return all(side in facts and (Path(facts[side]["path"]) / ".complete").exists() for side in SIDES)
+        return all(side in facts and (Path(facts[side]["path"]) / ".complete").exists() for side in _released(run))
 
     return Step(RELEASES, "wheel and objects of incumbent and candidate, side by side", make, holds=holds)
 
@@ -106,7 +106,7 @@ def load_objects(run: PhaseRun) -> Step:
             return {}
         host, found = serving_host(run), context.facts[ENVIRONMENT]
         python, facts = found["python"], {}
-        for side in SIDES:
+        for side in _released(run):
             release, kernel = context.facts[RELEASES][side], _kernel(run, side)
             path = Path(release["path"])
             answer = import_objects(host, python, kernel, path, server_environment(run, side, release, found))
@@ -138,7 +138,7 @@ def start_servers(run: PhaseRun) -> Step:
                 if side == "incumbent":
                     raise ServingError(f"{reason}.", hint="Set `incumbent.port: 0` for any free port.")
                 return {**facts, **_failed(reason)}
-            release = context.facts[RELEASES][side]
+            release = context.facts[RELEASES].get(side)
             argv = server_argv(run, side, found, port)
             server = host.start(side, argv, server_environment(run, side, release, found), port)
             context.progress(f"{side}: pid {server.pid}, port {port}, log {server.log}")
@@ -263,9 +263,8 @@ def write_report(run: PhaseRun) -> Step:
         write_json(run.checkpoint_files / RESULTS, results.to_json())
         run.add_file("serving.txt", report.table(results).encode())
         for side in SIDES:
-            log = serving_host(run).root / "servers" / side / "server.log"
-            if log.exists():
-                lines = [line[:400] for line in log.read_text(errors="replace").splitlines()[-LOG_TAIL:]]
+            if side in context.facts.get(SERVERS, {}):
+                lines = serving_host(run).log_lines(_server(context, side))[-LOG_TAIL:]
                 run.add_file(f"logs/{side}.txt", ("\n".join(lines) + "\n").encode())
         if failed:
             evidence = "\n".join(failed["evidence"])
@@ -336,6 +335,11 @@ def _unfit(run: PhaseRun, host: ServingHost, release: dict[str, Any], found: dic
 def _kernel(run: PhaseRun, side: str) -> Kernel:
     path = getattr(run.settings, side).kernel
     return contract.load(run.playbook.path.parent / path) if path else run.kernel
+
+
+def _released(run: PhaseRun) -> list[str]:
+    """The sides that get a release: the incumbent may be a backend of SGLang's own."""
+    return [side for side in SIDES if getattr(run.settings, side).release]
 
 
 def _backend(run: PhaseRun, side: str) -> str:

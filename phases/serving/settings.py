@@ -38,6 +38,7 @@ class SideSettings:
 
     backend: str = setting("", help="SGLang attention backend; the candidate's default is the backend of kernel.yaml")
     kernel: Path | None = setting(None, help="kernel.yaml (or its directory) whose release this server gets; none: the playbook's kernel")
+    release: bool = setting(True, help="false: the server gets no release, for a backend that SGLang itself has, such as triton")
     arguments: tuple[str, ...] = setting((), help="flags of this server alone")
     environment: dict[str, str] = setting(factory=dict, help="environment variables of this server alone")
     port: int = setting(0, at_least=0, at_most=65535, help="0: any free port")
@@ -79,6 +80,8 @@ class IntegrationSettings:
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if not self.incumbent.backend:
             mistakes.add(node.get("incumbent") or node, f"{node.path}: key 'incumbent.backend' is missing (what production runs today)")
+        if not self.candidate.release:
+            mistakes.add(node.get("candidate") or node, f"{node.path}: candidate.release cannot be false: the release is what is proved")
 
 
 def from_node(node: Node, mistakes: Mistakes) -> IntegrationSettings:

@@ -12,7 +12,7 @@ import pytest
 
 from phases.errors import ServingError
 from phases.fleet.bundle import Launch, make_bundle
-from phases.serving.host import LocalHost, Server
+from phases.serving.host import LocalHost, Server, shown
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN_CHILD = """
@@ -120,6 +120,21 @@ def test_long_log_lines_are_cut(host):
     server = start(host, "print('x' * 5000)")
     wait_for(lambda: host.log_lines(server))
     assert len(host.log_lines(server)[0]) == 400
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("--api-key abcd1234 --port 1", "--api-key *** --port 1"),
+        ("'admin_api_key': 'sk-123456', 'port': 1", "'admin_api_key': '***', 'port': 1"),
+        ("HF_TOKEN=hf_abcdef", "HF_TOKEN=***"),
+        ("Authorization: Bearer abcdef", "Authorization: Bearer ***"),
+        ("#token: 12345, token usage: 0.02, max_total_num_tokens=16384", "#token: 12345, token usage: 0.02, max_total_num_tokens=16384"),
+        ("'api_key': None", "'api_key': ***"),
+    ],
+)
+def test_secrets_do_not_get_into_evidence(line, kept):
+    assert shown(line) == kept
 
 
 def _session(entry: Path) -> int:
