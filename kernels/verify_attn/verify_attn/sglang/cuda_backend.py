@@ -75,6 +75,7 @@ class CudaBackend(TritonAttnBackend):
     def facts(self) -> dict:
         """Exact: asks the device, so only between forwards."""
         self.count_on_host.copy_(self.count)
+        self._take_count()
         return self.announcement.snapshot()
 
     def variant(self) -> str:
@@ -112,11 +113,15 @@ class CudaBackend(TritonAttnBackend):
         """Host-side bookkeeping of one forward or graph replay."""
         self.counters.forwards += 1
         self.counters.verify_forwards += verifying
-        self.counters.verify_calls = int(self.count_on_host) * self.layers
+        self._take_count()
         now = time.monotonic()
         if now - self.counted_at >= INTERVAL:
             self.counted_at = now
             self.count_on_host.copy_(self.count, non_blocking=True)
+
+    def _take_count(self) -> None:
+        """Our kernel's calls, from the device's count of verify forwards (those of warm-up before a capture among them)."""
+        self.counters.verify_calls = int(self.count_on_host) * self.layers
 
     # ---- the seam ----
 
