@@ -10,16 +10,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import platform
 import select
 import subprocess
 import sys
 import time
-import traceback
 
 import guard
 import locks
-import probe
 import process
 import store
 from place import HostFault, Place, process_identity, uptime, write_json
@@ -81,6 +78,8 @@ class Agent:
         except OSError as fault:
             return {"results": results, "error": _os_fault(fault).to_json()}
         except Exception as fault:  # a mistake in here must not look like a lost connection
+            import traceback  # here: every connection pays for what is imported at the top
+
             traceback.print_exc()
             what = HostFault("bug", "%s in the host-side scripts: %s" % (type(fault).__name__, fault), "This is a bug of the toolkit: report it.")
             return {"results": results, "error": what.to_json()}
@@ -92,7 +91,7 @@ class Agent:
         return {"tended": guard.tend(self.place), "boot": guard.boot_id(), "uptime": uptime(), "time": time.time(), "via": self.via}
 
     def facts(self):
-        uname = platform.uname()
+        uname = os.uname()
         release = {}
         try:
             with open("/etc/os-release") as file:
@@ -100,8 +99,8 @@ class Agent:
         except OSError:
             pass
         return {
-            "hostname": uname.node, "kernel": uname.release, "machine": uname.machine, "os": release.get("PRETTY_NAME", "").strip('"'),
-            "python": platform.python_version(), "time": time.time(), "free": store.free_bytes(self.place), "uid": os.getuid(),
+            "hostname": uname.nodename, "kernel": uname.release, "machine": uname.machine, "os": release.get("PRETTY_NAME", "").strip('"'),
+            "python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "free": store.free_bytes(self.place), "uid": os.getuid(),
             "gpus": _gpus(), "kills_user_processes": _kills_user_processes(),
         }  # fmt: skip
 
@@ -192,6 +191,8 @@ class Agent:
         return result
 
     def wait_ready(self, port, path="/health", timeout=60.0, driver=""):
+        import probe
+
         watch = (lambda: process.status(self.place)) if driver == "process" else None
         return probe.wait_ready(port, path, timeout=timeout, status=watch)
 

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 
 import guard
 import locks
@@ -97,7 +96,7 @@ def _write(file, data, staging):
             view = view[file.write(view) :]
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            shutil.rmtree(staging, ignore_errors=True)  # a full disk would keep even the audit log from being written
+            _remove_tree(staging)  # a full disk would keep even the audit log from being written
             raise HostFault("disk_full", "the disk filled up during the upload", "Free some space there; what was sent has been removed.")
         raise
 
@@ -108,7 +107,7 @@ def _finish(place, digest, token):
     try:
         files = _check_files(staging, digest, durable=True)
     except HostFault:
-        shutil.rmtree(staging, ignore_errors=True)
+        _remove_tree(staging)
         raise
     final = place.release(digest)
     with place.mutex():
@@ -241,12 +240,18 @@ def collect(place, token, keep=(), newest=2):
             place.audit("collected", removed=removed, leftovers=len(leftovers))
     for name in os.listdir(place.releases):
         if name in leftovers:
-            shutil.rmtree(os.path.join(place.releases, name), ignore_errors=True)
+            _remove_tree(os.path.join(place.releases, name))
     return {"removed": removed, "free": free_bytes(place)}
 
 
 def read_lease(place):
     return guard.read(place) or {}
+
+
+def _remove_tree(path):
+    import shutil  # here: every connection pays for what is imported at the top
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _discard(place, name):
