@@ -127,6 +127,22 @@ __device__ __forceinline__ bool key_visible(const Params &p, const Stream &s, in
   return k < s.prefix + s.q_len && draft_visible(p, s, i, k - s.prefix);
 }
 
+/* Start fetching the first line of every input whose address is known at launch. The loads that follow depend on one
+ * another (lengths, page table, rows), and each would meet a cold cache and a cold TLB in turn. Threads 0 to 6 of a block. */
+__device__ __forceinline__ void prefetch_inputs(const Params &p) {
+  const void *at = nullptr;
+  switch (threadIdx.x) {
+    case 0: at = p.qo_indptr; break;
+    case 1: at = p.prefix_lens; break;
+    case 2: at = p.kv_indptr; break;
+    case 3: at = p.kv_indices; break;
+    case 4: at = p.draft_kv ? p.draft_kv : p.draft_slots; break;
+    case 5: at = p.mask; break;
+    case 6: at = p.mask_indptr; break;
+  }
+  if (at) asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 // ---- flat work list -----------------------------------------------------------------------------------------------
 // A stream's keys are cut into units of `unit` keys; the units of all streams stand in one line, and worker g of G takes
 // [g*total/G, (g+1)*total/G). Units are key tiles (any cut) or, in batch-invariant mode, the fixed chunks.

@@ -81,6 +81,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_constant__ Params p, const __grid_constant__ Cut c) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared &sh = *reinterpret_cast<Shared *>(memory);
+  prefetch_inputs(p);
   int group = blockIdx.x / c.row_tiles, row_begin = blockIdx.x % c.row_tiles * kRows;
   int total = total_units(p, c.unit), groups = min(c.groups, total), loaded = -1;
   if (group >= groups) return;
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1) tensor_core_kernel(const __grid_c
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Params p, const Cut c) {
   int b = blockIdx.y, row = blockIdx.x;
+  prefetch_inputs(p);
   Stream s = load_stream(p, b);
   if (row >= s.q_len * p.heads) return;
   int units = (s.keys() + c.unit - 1) / c.unit, first = units_before(p, b, c.unit), total = total_units(p, c.unit);
