@@ -50,7 +50,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Expected:
-    """What a release needs of a host; empty fields are not checked."""
+    """What a release needs of a host; empty fields are taken from the release that is current there, if that says so."""
 
     architectures: tuple[str, ...] = ()  # as built: sm_90, x86-64-v4 ...
     torch: str = ""
@@ -133,6 +133,11 @@ def _unseen(host: Host, error: BaseException | None, reason: str) -> Finding:
 
 def judge(host: Host, report: HostReport, expected: Expected) -> Iterator[Finding]:
     """Everything that is wrong or doubtful about one host."""
+    built = report.inventory.facts
+    expected = Expected(
+        expected.architectures or tuple(built.get("architectures", ())), expected.torch or built.get("torch", ""),
+        expected.sglang or built.get("sglang", ""), built.get("cxx11_abi") if expected.cxx11_abi is None else expected.cxx11_abi,
+    )  # fmt: skip
     for check in (_judge_machine, _judge_gpus, _judge_serving, _judge_state):
         for name, health, found, cure in check(report, expected):
             yield Finding(name, health, found, cure, host.name)

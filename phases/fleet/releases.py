@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from phases.errors import FleetError
@@ -28,6 +28,7 @@ class Inventory:
     last_good: str
     lease: dict[str, Any] | None
     free: int  # bytes
+    facts: dict[str, Any] = field(default_factory=dict)  # of the current release: what it was built for
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ReleaseStore:
 def read_inventory(session: HostSession) -> Inventory:
     found = session.do(op("inventory"))[0]
     by_state = {state: tuple(r["digest"] for r in found["releases"] if r["complete"] is state) for state in (True, False)}
-    return Inventory(by_state[True], by_state[False], found["current"], found["last_good"], found["lease"], found["free"])
+    return Inventory(by_state[True], by_state[False], found["current"], found["last_good"], found["lease"], found["free"], found["facts"])
 
 
 def read_audit(session: HostSession, offset: int = 0) -> tuple[list[dict[str, Any]], int]:

@@ -74,6 +74,9 @@ def test_versions_and_abi_against_the_release() -> None:
     found = rows(dataclasses.replace(SOUND, serving={"torch": "2.9.1", "sglang": "0.5.22", "cxx11_abi": False}), built)
     assert set(found) == {"torch", "sglang", "torch ABI"}
     assert "built for 2.11.0" in found["torch"].found
+    current = dataclasses.replace(SOUND.inventory, facts={"torch": "2.9.0", "architectures": ["sm_90"]})
+    found = rows(dataclasses.replace(facts(gpus=[{"name": "G", "driver": "1", "capability": "12.0"}]), inventory=current))
+    assert set(found) == {"torch", "architecture"}, "without a playbook's word, the current release's own counts"
     assert rows(dataclasses.replace(SOUND, serving={"fault": "python9 is not installed"}))["serving python"].cure
     assert "undefined symbol" in rows(dataclasses.replace(SOUND, serving={"torch": "2", "sglang": "1", "torch_fault": "undefined symbol: x"}))["torch"].found
 

@@ -265,9 +265,14 @@ def _discard(place, name):
 def inventory(place):
     """What is on this host: releases, links, lease, free space."""
     names = sorted(name for name in os.listdir(place.releases) if not name.startswith("."))
+    current, facts = place.link_target(place.current), {}
+    if current in names:
+        with contextlib.suppress(HostFault):
+            facts = load_manifest(place.release(current), current).get("facts", {})
     return {
         "releases": [{"digest": name, "complete": os.path.exists(os.path.join(place.releases, name, COMPLETE))} for name in names],
-        "current": place.link_target(place.current),
+        "current": current,
+        "facts": facts,
         "last_good": place.link_target(place.last_good),
         "lease": guard.describe(place),
         "free": free_bytes(place),
