@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
@@ -206,15 +205,10 @@ class _LocalStream:
         return self._stderr.read().decode("utf-8", "replace")
 
     def close(self) -> None:
-        """End the program: first by ending its input, as a broken connection would; the ones it started itself stay."""
+        """Hang up, as a broken connection would: the program sees the end of its input and is not stopped half way."""
         self.finish_input()
-        if self._process.poll() is None:
-            try:
-                self._process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._process.pid, signal.SIGTERM)
-                self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
         self._output.close()
         if not self._stderr.closed:
             self._stderr.close()

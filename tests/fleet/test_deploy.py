@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from phases.fleet.deploy import Windows, guarded_switch, push, switch_back
-from phases.fleet.errors import LeaseError, ServiceError
+from phases.fleet.errors import LeaseError, ServiceError, SilentHostError
 from phases.fleet.host import Host
 from phases.fleet.locks import HostLock
+from phases.fleet.releases import ReleaseStore
 from phases.fleet.services import ProcessDriver
 from tests.fleet.conftest import ready_of, service_bundle
-from tests.fleet.worker import LONG, Worker
+from tests.fleet.worker import LONG, Worker, eventually
 
 
 @pytest.fixture
@@ -49,3 +50,16 @@ def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: 
 def test_a_window_shorter_than_a_start_may_take_is_refused(worker: Worker) -> None:
     with pytest.raises(LeaseError, match="would run out before"):
         guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready_of(worker.host, 30), Windows(20, 60))
+
+
+def test_hanging_up_in_the_middle_of_a_restart_does_not_leave_the_service_down(worker: Worker) -> None:
+    """The batch is on the host: it runs to its end whatever becomes of the connection."""
+    slow = service_bundle(drain=1.5)
+    store = ReleaseStore(worker.session, worker.lock)
+    push(worker.session, worker.lock, slow)
+    store.switch(slow.digest)
+    worker.session.do(worker.driver.restarting(worker.host))
+    eventually(lambda: worker.served() == slow.digest)
+    with pytest.raises(SilentHostError):
+        worker.session.do(store.switching(worker.new.digest), worker.driver.restarting(worker.host), timeout=0.3)
+    eventually(lambda: worker.served() == worker.new.digest)
