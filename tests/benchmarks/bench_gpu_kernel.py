@@ -11,6 +11,7 @@ column, like those of the other kernels, shows the recorded anchor of anchors_h2
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -100,13 +101,15 @@ def _wrong(batch: Batch, graph: torch.cuda.CUDAGraph, expected: tuple, checked: 
 
 def sglang_triton() -> Callable[[Batch], Callable[[], object]] | str:
     """Maker of calls to SGLang's own verify kernel, or why there is none."""
-    try:
-        from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-    except ImportError:
-        try:
-            from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
+    extend_attention_fwd, errors = None, []
+    for module in ("sglang.kernels.ops.attention.extend_attention", "sglang.srt.layers.attention.triton_ops.extend_attention"):
+        try:  # newer, older releases
+            extend_attention_fwd = importlib.import_module(module).extend_attention_fwd
+            break
         except ImportError as error:
-            return str(error)
+            errors.append(str(error))
+    if extend_attention_fwd is None:
+        return "; ".join(errors)
 
     def maker(batch: Batch) -> Callable[[], object]:
         p, shape = batch.problem, batch.shape
@@ -231,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), metavar="HEADS/Q/STREAMS/PREFIX")
     parser.add_argument("--variants", nargs="*", help="default: all that run on this GPU")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tables", nargs="*", choices=("main", "seed", "invariance"), default=["main", "seed", "invariance"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args(argv)
@@ -242,9 +246,10 @@ def main(argv: list[str] | None = None) -> int:
     ceilings = measured_ceilings()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ceilings of this run: "
           + ", ".join(f"{k} {v / 1e12:.2f} T{'FLOP' if k.startswith('flops') else 'B'}/s" for k, v in ceilings.items()))
-    found = main_table(options.shapes, variants, options.rounds, ceilings)
-    seeds = seed_table(ceilings)
-    invariance_table(variants, options.rounds)
+    found = main_table(options.shapes, variants, options.rounds, ceilings) if "main" in options.tables else {}
+    seeds = seed_table(ceilings) if "seed" in options.tables else {}
+    if "invariance" in options.tables:
+        invariance_table(variants, options.rounds)
     if options.json:
         options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "ceilings": ceilings, "microseconds": {**found, **seeds}}, indent=1))
     if options.plot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 
 from verify_attn import cuda, dispatch, toolchain, tune
 from verify_attn.errors import InputError, KernelBuildError
-from verify_attn.sources import csrc
+from verify_attn.sources import LIBRARIES, csrc
 
 ROW = dispatch.Row("Some GPU", "bfloat16", heads=8, q=9, streams=16, prefix=16384, variant="tensor_core", splits=4, microseconds=12.5)
 
@@ -93,6 +94,19 @@ def test_the_shipped_table_names_only_variants_that_exist():
 ])
 def test_which_machine_code_runs_where(arch, capability, runs):
     assert cuda.runs_on(arch, capability) is runs
+
+
+@pytest.mark.parametrize("library", [lib for lib in LIBRARIES if lib.compiler == "nvcc"], ids=lambda lib: lib.name)
+def test_every_included_file_is_part_of_the_cache_key(library):
+    """A header that is not listed could change without the object being built again."""
+    seen, waiting = set(), [csrc() / source for source in library.sources]
+    while waiting:
+        file = waiting.pop().resolve()
+        if file not in seen:
+            seen.add(file)
+            waiting += [file.parent / name for name in re.findall(r'#include "([^"]+)"', file.read_text())]
+    listed = {(csrc() / name).resolve() for name in (*library.sources, *library.headers)}
+    assert seen <= listed, f"missing in sources.py: {sorted(str(f) for f in seen - listed)}"
 
 
 def test_tuning_without_a_gpu_says_so(monkeypatch):
