@@ -25,7 +25,7 @@ RECORD = "record the checkpoint"
 
 def closing_steps(run: PhaseRun) -> list[Step]:
     """The last two steps of a phase. What the checkpoint holds lies in `run.checkpoint_files` by then, results.json included."""
-    rules = tuple(f"{rule.kind} ({rule.where})" for rule in run.section.rules)
+    rules = tuple(f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})" for rule in run.section.rules)
     where = f"branch {run.playbook.ledger.branch}" + (f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else "")
     return [
         Step(JUDGE, f"judge {len(rules)} rules; the worst verdict decides", lambda context: judge_gate(run, context),

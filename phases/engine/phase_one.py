@@ -81,7 +81,7 @@ def prove_parity(run: PhaseRun) -> Step:
         context.progress(f"{sum(record.ok for record in records)} right, {len(wrong)} wrong, {sum(bool(r.refused) for r in records)} refused")
         return {"parity": records}
 
-    return run.results_step(PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove)
+    return run.results_step(PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove, detail=selection.cases)
 
 
 def measure_ceilings(run: PhaseRun) -> Step:
@@ -112,7 +112,7 @@ def benchmark(run: PhaseRun) -> Step:
         context.progress(f"{sum(bool(record.samples) for record in records)} of {len(records)} timed")
         return {"benchmark": records}
 
-    return run.results_step(BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time)
+    return run.results_step(BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases)
 
 
 def write_report(run: PhaseRun) -> Step:
@@ -185,8 +185,7 @@ def _require_disk(work: Path, wanted_mib: int) -> int:
 
 def _words(selection: CaseSelection, what: str) -> str:
     variants = ", ".join(selection.variants) or "every variant"
-    cases = f"{what} cases {', '.join(selection.cases)}" if selection.cases else f"all {what} cases"
-    return f"{variants} on {cases}"
+    return f"{variants} on {'the chosen' if selection.cases else 'all'} {what} cases"
 
 
 def _rendered(results: Results) -> dict[str, bytes]:
