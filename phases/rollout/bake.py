@@ -1,6 +1,7 @@
 """A bake: both arms under the same traffic at the same time, looked at every window until the verdict is in.
 
-Latencies come from the workers' own histograms, errors from their response counters, paired in the same windows. Besides the
+Latencies come from the workers' own histograms and errors from their response counters, or, with probes, from own requests
+sent to both arms at the same rate; either way paired in the same windows. Besides the
 tests, each window asks whether every worker is alive and what it should be; a fault there ends the bake at once.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 
+from phases.analysis.comparison import Comparison
 from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision, Outcome
@@ -22,6 +24,7 @@ from phases.engine.steps import Clock
 from phases.errors import AnalysisError
 from phases.rollout.reference import Level, Recorder
 from phases.rollout.settings import JudgeSettings
+from phases.serving.load import RequestRecord
 
 SCRAPE_SECONDS = 5.0
 
@@ -72,6 +75,14 @@ class Verdict:
         ]  # fmt: skip
 
 
+class Probes(Protocol):
+    """Own requests to each arm, one by one."""
+
+    def take(self) -> list[tuple[str, RequestRecord]]:
+        """What has finished since the last call: (arm, record)."""
+        ...
+
+
 Read = Callable[[str], str]  # base URL of a worker -> the text of its metrics
 Look = Callable[[float, Sequence[Decision]], None]
 
@@ -103,12 +114,16 @@ class Bake:
     check: Callable[[], Fault | None]
     on_look: Look = lambda now, decisions: None
     read: Read = read_metrics
+    probes: Probes | None = None
     _silent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         source = f"/metrics of {', '.join([*self.canary, *self.control])}"
         share = self.settings.alpha / (len(self.settings.metrics) + 1)
-        self._tests = [HistogramTest(self.settings.test(metric), source=source) for metric in self.settings.metrics]
+        tests = [self.settings.test(metric) for metric in self.settings.metrics]
+        self._tests = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
+        self._requests_test = Comparison(tests, errors=("5xx",), alpha=self.settings.alpha, tolerance=self.settings.error_tolerance,
+                                         source="own requests to each arm") if self.probes else None  # fmt: skip
         self._errors = ErrorTest("5xx", tolerance=self.settings.error_tolerance, alpha=share, window=self.settings.window,
                                  deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source)  # fmt: skip
         self._counters = CounterWindows()
@@ -173,7 +188,13 @@ class Bake:
             self._errors.add(arm, scrape.t, requests=step.requests, errors=step.errors("5xx"))
 
     def _look(self, now: float, elapsed: float) -> list[Decision]:
-        decisions = [test.look(now) for test in (*self._tests, self._errors)]
+        decisions = [test.look(now) for test in self._tests]
+        if self._requests_test and self.probes:
+            for arm, record in self.probes.take():
+                self._requests_test.observe(arm, record.finished, record.metrics(), max(record.status, 0))
+            decisions += self._requests_test.look(now).decisions
+        else:
+            decisions.append(self._errors.look(now))
         for decision in decisions:
             self._looks.setdefault(_name(decision), []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
         self.on_look(elapsed, decisions)

@@ -126,7 +126,7 @@ def bake(run: PhaseRun, live: Live) -> Step:
             return {"measurements": (row,), "facts": {"bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]}, "detected": switched["detected"]}}
         production = live.production(context)
         with judging.traffic(run, production, live.settings.load) as summaries:
-            verdict = judging.judge(production, run.settings.judge, arms.canary, arms.control, switched["digest"], context)
+            verdict = judging.judge(run, production, run.settings.judge, arms.canary, arms.control, switched["digest"], context)
             detected = context.clock.now()
             context.progress(f"{verdict.outcome.value}: {verdict.reason}")
             ended = _end_under_load(production, verdict.outcome, verdict.reason, detected, incumbent=bool(verdict.fault and verdict.fault.incumbent))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phases.analysis.decision import Decision
@@ -17,11 +20,11 @@ from phases.rollout.bake import Bake, Fault, Verdict
 from phases.rollout.live import playbook_path
 from phases.rollout.production import Production
 from phases.rollout.settings import JudgeSettings, LoadSettings
-from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt
+from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt, RequestRecord
 from phases.serving.prompts import load_prompts
 
 
-def judge(production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
+def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
           context: StepContext) -> Verdict:  # fmt: skip
     """Bake the canary against the control until there is a verdict."""
     arms = {"canary": canary, "control": control}
@@ -35,7 +38,53 @@ def judge(production: Production, settings: JudgeSettings, canary: Sequence[Host
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
 
-    return Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look).run()
+    with probing(run, production, settings, canary, control) as probes:
+        return Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes).run()
+
+
+class ArmProbes:
+    """Open-loop requests to both arms at one rate, each arm's workers in turn."""
+
+    def __init__(self, run: PhaseRun, production: Production, settings: JudgeSettings, arms: dict[str, Sequence[Host]]) -> None:
+        self._finished: queue.Queue[tuple[str, RequestRecord]] = queue.Queue()
+        load, timeout = production.settings.load, production.settings.server.request_timeout
+        prompts = _prompts(run, load)
+        self.loads = [
+            OpenLoopLoad(_in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]), prompts, settings.probes,
+                         max_in_flight=load.max_in_flight, seed=number, on_record=functools.partial(self._keep, arm))
+            for number, (arm, hosts) in enumerate(arms.items())
+        ]  # fmt: skip
+
+    def take(self) -> list[tuple[str, RequestRecord]]:
+        found = []
+        while not self._finished.empty():
+            found.append(self._finished.get())
+        return sorted(found, key=lambda item: item[1].finished)
+
+    def _keep(self, arm: str, record: RequestRecord) -> None:
+        self._finished.put((arm, record))
+
+
+@contextlib.contextmanager
+def probing(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host]) -> Iterator[ArmProbes | None]:
+    """Own requests straight to each arm while the block runs; None when the playbook wants none."""
+    if settings.probes == 0:
+        yield None
+        return
+    probes = ArmProbes(run, production, settings, {"canary": canary, "control": control})
+    with contextlib.ExitStack() as stack:
+        for load in probes.loads:
+            stack.enter_context(load)
+        yield probes
+
+
+def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], RequestRecord]:
+    turns = itertools.cycle(senders)
+    return lambda prompt, due: next(turns)(prompt, due)
+
+
+def _prompts(run: PhaseRun, settings: LoadSettings) -> list[Prompt]:
+    return [Prompt(p.name, p.text, settings.tokens, {"ignore_eos": True}) for p in load_prompts(playbook_path(run, settings.prompts))]
 
 
 @contextlib.contextmanager
@@ -45,7 +94,7 @@ def traffic(run: PhaseRun, production: Production, settings: LoadSettings) -> It
     if settings.rate == 0:
         yield summaries
         return
-    prompts = [Prompt(p.name, p.text, settings.tokens, {"ignore_eos": True}) for p in load_prompts(playbook_path(run, settings.prompts))]
+    prompts = _prompts(run, settings)
     url = settings.url or getattr(production.router, "url", "")
     if not url:
         raise PlaybookError("`production.load` has no address to send to: the router is driven by hooks.", hint="Give `load.url`.")

@@ -24,6 +24,7 @@ from phases.fleet.errors import HostLockedError
 from phases.fleet.locks import HostLock, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
+from phases.fleet.services import wait_ready, waiting
 from phases.fleet.session import HostSession, op
 from phases.fleet.settings import FleetSettings
 from phases.fleet.bundle import Bundle
@@ -200,8 +201,6 @@ class Production:
         session = self.fleet.session(host)
         self._lock(session)
         driver, ready = self._driver(host), self._ready(host)
-        from phases.fleet.services import waiting
-
         session.do(driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + driver.drain + 30)
         self.warm_up(host)
         self.put_in(host)
@@ -212,8 +211,11 @@ class Production:
             self._renewer.drop(host.name)
         self.take_out(host, min(5.0, self.fleet_settings.service.drain))
         session = self.fleet.session(host)
-        now = switch_back(session, self._lock(session), self._driver(host), self._ready(host), target=target)
+        driver, ready = self._driver(host), self._ready(host)
+        now = switch_back(session, self._lock(session), driver, ready, target=target)
         self._leases.pop(host.name, None)
+        # A lease that was cancelled has restarted the service, but waits for nothing.
+        wait_ready(driver, session, ready.port, ready.path, ready.timeout)
         self.put_in(host)
         return now
 

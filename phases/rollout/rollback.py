@@ -79,7 +79,10 @@ def roll_back(production: Production, reason: str, *, detected: float, target: s
 
 
 def _strayed(state: WorkerState, target: str) -> bool:
+    """Whether it is not what it should be: another release, a lease still running, not serving, or without traffic."""
     goal = target or state.last_good
+    if not (state.serving and state.in_service):
+        return True
     return bool(state.error) or state.current != goal or bool(state.lease and state.lease.active)
 
 

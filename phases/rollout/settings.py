@@ -54,6 +54,8 @@ class JudgeSettings:
     deadline: float = setting(1800.0, duration=True, above=0, help="what is undecided then is INCONCLUSIVE")
     min_samples: int = setting(100, at_least=1, help="requests an arm needs before anything can pass")
     settle: float = setting(10.0, duration=True, at_least=0, help="time ignored after a worker came back")
+    probes: float = setting(0.0, at_least=0, at_most=1000, help="own requests a second sent straight to each arm and judged one by one; "
+                            "0: judge the histograms of /metrics, whose buckets make it slower and coarser")
     error_tolerance: float = setting(0.01, at_least=0, at_most=0.5, help="excess share of failed requests that is acceptable")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:

@@ -87,7 +87,7 @@ def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmov
             if not unmoved:
                 return {"facts": {"lost": {**already, **lost}, f"wave {number}": "moved"}}
             moved = [host for host in moving if host.name not in lost]
-            verdict = judging.judge(production, run.settings.judge, moved, unmoved, digest, context)
+            verdict = judging.judge(run, production, run.settings.judge, moved, unmoved, digest, context)
             context.progress(f"wave {number}: {verdict.outcome.value}: {verdict.reason}")
             ended = _after(production, number, verdict, context, {**already, **lost})
         return {**ended, "measurements": tuple(_of_wave(number, row) for row in judging.measurements(verdict, summaries))}

@@ -66,6 +66,15 @@ class RequestRecord:
     def e2e(self) -> float:
         return self.finished - self.due
 
+    def metrics(self) -> dict[str, float]:
+        """Latencies in seconds by metric; only those the request got far enough to have."""
+        found = {"ttft": self.ttft, "e2e": self.e2e if self.ok else None}
+        if self.gaps:
+            found["itl"] = sum(self.gaps) / len(self.gaps)
+        if self.ok and self.first is not None and self.tokens > 1:
+            found["tpot"] = (self.finished - self.first) / (self.tokens - 1)
+        return {name: value for name, value in found.items() if value is not None}
+
 
 Send = Callable[[Prompt, float], RequestRecord]
 
