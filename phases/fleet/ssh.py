@@ -109,7 +109,13 @@ class SshTransport:
         connection = make_connection(self.host)
         with self._lock:
             self._connection = connection
-        open_connection(self.host, connection)
+        try:
+            open_connection(self.host, connection)
+        except BaseException:
+            for hop in _hops(connection):  # Fabric closes only what got as far as logging in
+                with contextlib.suppress(Exception):
+                    hop.client.close()
+            raise
         transport: paramiko.Transport = connection.transport
         transport.set_keepalive(max(1, int(self.host.timeouts.keepalive)))
         return transport

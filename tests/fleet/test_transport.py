@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from phases.fleet.errors import CommandError, HostKeyError, LoginError, SilentHostError, UnreachableError
@@ -95,8 +96,13 @@ def test_a_refused_login_names_the_cure(remote: Host, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     host = dataclasses.replace(remote, ssh=dataclasses.replace(remote.ssh, key_files=(other,)))
+    before = set(threading.enumerate())
     with pytest.raises(LoginError, match="refuses the login.*key_files"):
         run(connect(host), ["true"])
+    left = [thread for thread in threading.enumerate() if isinstance(thread, paramiko.Transport) and thread not in before]
+    for thread in left:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in left), "a refused connection is closed"
 
 
 def test_nobody_listening_and_no_such_name(remote: Host) -> None:
