@@ -55,6 +55,13 @@ class ServingEnvironment:
         return self.root / "venv" / "bin" / "python"
 
     @property
+    def unused_models(self) -> list[str]:
+        """Names of SGLang's model files that the embedded models do not need; not importing them saves every process a sixth
+        of its start."""
+        found = self.root.glob("venv/lib/python*/site-packages/sglang/srt/models/*.py")
+        return sorted(path.stem for path in found if path.stem not in ("__init__", "registry", "deepseek_v2"))
+
+    @property
     def target_model(self) -> Path:
         return self.root / "models" / "target"
 

@@ -64,5 +64,10 @@ def server_environment(run: PhaseRun, side: str, release: dict[str, Any] | None,
             variable(run.kernel, "FACTS"): "{facts}",
         }
     if settings.server.python == EMBEDDED:
-        variables |= EMBEDDED_ENVIRONMENT
+        variables |= EMBEDDED_ENVIRONMENT | unused_models_variable(environment["unused_models"])
     return {**variables, **settings.server.environment, **getattr(settings, side).environment}
+
+
+def unused_models_variable(names: list[str]) -> dict[str, str]:
+    """What keeps SGLang from importing models that are not served."""
+    return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(names)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from phases.serving.client import Client
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
 from phases.serving.prompts import load_prompts
-from phases.serving.readiness import await_ready
+from phases.serving.readiness import await_ready, evidence
 from phases.serving.release import make_release
 from phases.serving.settings import EMBEDDED, IntegrationSettings, SideSettings
 from phases.serving.target import Problem, import_objects, missing_libraries, versions, wrong_architecture
@@ -62,7 +63,7 @@ def provision(run: PhaseRun) -> Step:
 
             made = ensure(progress=context.progress)
             facts = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model)}
-            facts |= {"digest": made.digest, "seconds": made.seconds, "bytes": made.bytes}
+            facts |= {"digest": made.digest, "seconds": made.seconds, "bytes": made.bytes, "unused_models": made.unused_models}
         else:
             facts = {"python": settings.server.python, "model": settings.server.model, "draft_model": settings.server.draft_model}
         facts |= {key: value for key in ("model", "draft_model") if (value := getattr(settings.server, key))}
@@ -172,7 +173,7 @@ def await_completions(run: PhaseRun) -> Step:
         reason = inactive(host, candidate, _client(run, context, "candidate"), run.kernel.package, _backend(run, "candidate"),
                           context.facts[RELEASES]["candidate"]["digest"])  # fmt: skip
         if reason:
-            return {**facts, **_failed(reason, tuple(host.log_lines(candidate)[-40:]))}
+            return {**facts, **_failed(reason, evidence(host.log_lines(candidate)))}
         return facts
 
     def holds(context: StepContext, facts: Facts) -> bool:
@@ -246,8 +247,8 @@ def stop_servers(run: PhaseRun) -> Step:
     def stop(context: StepContext) -> Facts:
         host = serving_host(run)
         running = host.left_running()
-        for server in running:
-            host.stop(server)
+        with ThreadPoolExecutor(len(running) or 1) as pool:  # each takes seconds to drain
+            list(pool.map(host.stop, running))
         return {"stopped": [server.name for server in running]}
 
     return Step(STOP, "both servers and every process of theirs", stop, always=True)
@@ -311,7 +312,7 @@ def _gathered(run: PhaseRun, context: StepContext) -> Results:
     )  # fmt: skip
     facts = dict(results.facts)
     for name in (ENVIRONMENT, RELEASES, OBJECTS, READY):
-        facts[name] = {key: value for key, value in context.facts.get(name, {}).items() if key not in ("manifest", "candidate_failed")}
+        facts[name] = {key: value for key, value in context.facts.get(name, {}).items() if key not in ("manifest", "candidate_failed", "unused_models")}
     if failed:
         facts["candidate_failed"] = failed
     return Results(results.phase, results.kernel, measurements=(ready, *results.measurements), facts=facts)
@@ -360,6 +361,6 @@ def _client(run: PhaseRun, context: StepContext, side: str) -> Client:
 
 
 def _tail(run: PhaseRun, context: StepContext) -> tuple[str, ...]:
-    return tuple(serving_host(run).log_lines(_server(context, "candidate"))[-40:])
+    return evidence(serving_host(run).log_lines(_server(context, "candidate")))
 
 

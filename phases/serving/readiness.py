@@ -13,12 +13,15 @@ from phases.serving.host import Server, ServingHost
 COMPLETIONS = 3  # in a row
 POLL_SECONDS = 0.5
 EVIDENCE_LINES = 40
+PLUGIN_FAULT = re.compile(r"Failed to (?:execute|load).*plugin:?\s*(\S+)")
+FAULT = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b.*")
+USAGE = re.compile(r"^(usage: |\s+\[--)")  # hundreds of lines in front of argparse's one line of reason
 # Lines that say why a server ended, most telling first; the last match of the first pattern that matches is shown.
 REASONS = (
     re.compile(r"(UnsupportedError|KernelBuildError|OutOfMemoryError|MemoryError)\b.*"),
     re.compile(r".*(out of memory|Not enough memory|can't allocate memory).*", re.IGNORECASE),
     re.compile(r".*(invalid choice|address already in use|error: argument|unrecognized arguments).*", re.IGNORECASE),
-    re.compile(r"^(\w+\.)*\w*(Error|Exception)\b: .*"),
+    FAULT,
 )
 
 
@@ -57,13 +60,33 @@ def await_ready(host: ServingHost, server: Server, client: Client, within: float
 
 
 def why(host: ServingHost, server: Server) -> str:
-    """The line of its log that says why it ended."""
+    """The line of its log that says why it ended; a plugin that failed is named too, since SGLang goes on without it."""
     lines = [line.strip() for line in host.log_lines(server)]
+    plugin = _failed_plugin(lines)
+    return f"{plugin}; then {_reason(lines)}" if plugin else _reason(lines)
+
+
+def evidence(lines: list[str]) -> tuple[str, ...]:
+    """The last lines of a log, without command line help."""
+    return tuple([line for line in lines if not USAGE.match(line)][-EVIDENCE_LINES:])
+
+
+def _reason(lines: list[str]) -> str:
     for pattern in REASONS:
         found = [match.group(0) for line in lines if (match := pattern.search(line))]
         if found:
             return found[-1][:300]
     return next((line for line in reversed(lines) if line), "its log is empty")
+
+
+def _failed_plugin(lines: list[str]) -> str:
+    """`plugin X failed: its error`, or ""."""
+    for number, line in enumerate(lines):
+        found = PLUGIN_FAULT.search(line)
+        if found:
+            fault = next((later for later in lines[number + 1 :] if FAULT.match(later)), "it says nothing")
+            return f"plugin {found.group(1)} failed: {fault[:200]}"
+    return ""
 
 
 def _complete(client: Client) -> None:
@@ -73,7 +96,7 @@ def _complete(client: Client) -> None:
 
 
 def _not_ready(host: ServingHost, server: Server, seconds: float, reason: str) -> Readiness:
-    return Readiness(False, seconds, reason, tuple(host.log_lines(server)[-EVIDENCE_LINES:]))
+    return Readiness(False, seconds, reason, evidence(host.log_lines(server)))
 
 
 def _status(host: ServingHost, server: Server) -> str:

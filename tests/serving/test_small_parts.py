@@ -13,7 +13,7 @@ from phases.serving import log_scan
 from phases.serving.activity import inactive
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
-from phases.serving.readiness import await_ready, why
+from phases.serving.readiness import await_ready, evidence, why
 from phases.serving.settings import from_node
 from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
 from phases.serving.target import wrong_architecture
@@ -226,6 +226,14 @@ def test_never_healthy():
 
 def test_reason_of_an_empty_log():
     assert why(Host(), SERVER) == "its log is empty"
+
+
+def test_a_failed_plugin_is_the_reason_though_the_server_complains_of_something_else():
+    lines = ["Failed to execute general plugin: verify_attn", "Traceback (most recent call last):", "RuntimeError: no such thing",
+             "usage: launch_server.py [-h]", *["                    [--some-flag FLAG]"] * 400,
+             "error: argument --attention-backend: invalid choice: 'verify_attn'"]  # fmt: skip
+    assert why(Host(lines), SERVER).startswith("plugin verify_attn failed: RuntimeError: no such thing; then error: argument")
+    assert evidence(lines) == (*lines[:3], lines[-1])
 
 
 # ---- activity

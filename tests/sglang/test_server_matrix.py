@@ -17,7 +17,7 @@ from phases.kernel import contract
 from phases.serving.activity import read_activity, summarize
 from phases.serving.client import Client
 from phases.serving.host import LocalHost
-from phases.serving.launch import EMBEDDED_ENVIRONMENT, EMBEDDED_FLAGS
+from phases.serving.launch import EMBEDDED_ENVIRONMENT, EMBEDDED_FLAGS, unused_models_variable
 from phases.serving.prompts import timing_prompt
 from phases.serving.readiness import await_ready
 from phases.serving.release import make_release, object_variables, variable
@@ -68,7 +68,7 @@ def running(request, installed, serving_environment):
         argv += ["--speculative-draft-model-path", str(serving_environment.draft_model)]
     variables = {
         "PYTHONPATH": str(release / "site"), "PATH_PREFIX": str(serving_environment.python.parent), "HF_HUB_OFFLINE": "1",
-        **EMBEDDED_ENVIRONMENT, **object_variables(kernel, str(release / "objects")), variable(kernel, "RELEASE"): digest,
+        **EMBEDDED_ENVIRONMENT, **unused_models_variable(serving_environment.unused_models), **object_variables(kernel, str(release / "objects")), variable(kernel, "RELEASE"): digest,
         variable(kernel, "FACTS"): "{facts}", **dict(kind.environment),
     }  # fmt: skip
     server = host.start(kind.name.replace(" ", "-"), argv, variables, port)
