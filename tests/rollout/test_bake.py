@@ -1,0 +1,117 @@
+"""A bake on metrics made here (a stand-in for workers, so that the truth is known and no time passes)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from phases.analysis.decision import Outcome
+from phases.errors import AnalysisError
+from phases.rollout.bake import Bake, Fault
+from phases.rollout.settings import JudgeSettings, MetricSettings
+
+EDGES = [0.005 * 1.1**i for i in range(70)]
+
+
+class SimulatedTime:
+    """A clock whose sleep advances it."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000.0
+
+    def now(self) -> float:
+        return self.at
+
+    monotonic = now
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+class SimulatedWorkers:
+    """Prometheus text of workers that serve lognormal latencies at a rate, some slowed, some failing."""
+
+    def __init__(self, clock: SimulatedTime, *, slowdown: dict[str, float] | None = None, errors: dict[str, float] | None = None, rate: float = 10.0) -> None:
+        self.clock, self.slowdown, self.errors, self.rate = clock, slowdown or {}, errors or {}, rate
+        self.random = np.random.default_rng(3)
+        self.counts: dict[str, np.ndarray] = {}
+        self.answers: dict[str, list[int]] = {}
+        self.last: dict[str, float] = {}
+
+    def read(self, url: str) -> str:
+        counts = self.counts.setdefault(url, np.zeros(len(EDGES) + 1))
+        answers = self.answers.setdefault(url, [0, 0])
+        n = self.random.poisson(self.rate * (self.clock.at - self.last.get(url, self.clock.at)))
+        self.last[url] = self.clock.at
+        values = 0.1 * np.exp(0.4 * self.random.standard_normal(n)) * self.slowdown.get(url, 1.0)
+        counts += np.bincount(np.searchsorted(EDGES, values), minlength=len(EDGES) + 1)
+        failed = self.random.binomial(n, self.errors.get(url, 0.0))
+        answers[0] += n - failed
+        answers[1] += failed
+        name = "sglang:time_to_first_token_seconds"
+        rows = [f'{name}_bucket{{le="{edge}"}} {value}' for edge, value in zip([*EDGES, "+Inf"], np.cumsum(counts), strict=True)]
+        rows += [f"{name}_count {counts.sum()}", f"{name}_sum 1"]
+        codes = [f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {value}' for code, value in zip((200, 500), answers, strict=True)]
+        return f"# TYPE {name} histogram\n" + "\n".join(rows) + "\n# TYPE sglang:http_responses counter\n" + "\n".join(codes) + "\n"
+
+
+def settings(**changes: float) -> JudgeSettings:
+    values = {"alpha": 0.01, "window": 10.0, "bake": 120.0, "deadline": 1800.0, "min_samples": 100, **changes}
+    return JudgeSettings((MetricSettings("ttft", 0.9, 0.25),), **values)  # type: ignore[arg-type]
+
+
+def bake(workers: SimulatedWorkers, check=lambda: None, **changes: float) -> Bake:  # type: ignore[no-untyped-def]
+    return Bake(settings(**changes), {"c": "canary"}, {"k": "control"}, workers.clock, check, read=workers.read)
+
+
+def test_equal_arms_pass_not_before_the_bake_is_over() -> None:
+    clock = SimulatedTime()
+    verdict = bake(SimulatedWorkers(clock), bake=600.0).run()
+    assert verdict.outcome is Outcome.PASS and verdict.seconds >= 600.0
+    assert verdict.reference[0].metric == "ttft" and verdict.reference[0].low <= 0.1 * np.exp(0.4 * 1.2816) <= verdict.reference[0].high
+    assert verdict.requests["canary"] == pytest.approx(verdict.requests["control"], rel=0.1)
+
+
+def test_a_slow_canary_fails_early() -> None:
+    clock = SimulatedTime()
+    verdict = bake(SimulatedWorkers(clock, slowdown={"canary": 2.0})).run()
+    assert verdict.outcome is Outcome.FAIL and verdict.seconds < 300.0
+    (entry, errors) = verdict.facts()
+    assert entry["verdict"] == "FAIL" and entry["looks"] and errors["name"] == "5xx excess_rate"
+    assert "slowdown" in verdict.reason
+
+
+def test_errors_of_the_canary_alone_fail() -> None:
+    clock = SimulatedTime()
+    verdict = bake(SimulatedWorkers(clock, errors={"canary": 0.05})).run()
+    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+
+
+def test_no_traffic_ends_inconclusive_at_the_deadline() -> None:
+    clock = SimulatedTime()
+    verdict = bake(SimulatedWorkers(clock, rate=0.0), deadline=300.0).run()
+    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds == pytest.approx(300.0, abs=10.0)
+
+
+@pytest.mark.parametrize(("incumbent", "outcome"), [(False, Outcome.FAIL), (True, Outcome.INCONCLUSIVE)])
+def test_a_fault_ends_it_at_once_and_a_sick_incumbent_is_not_the_candidates_fault(incumbent: bool, outcome: Outcome) -> None:
+    clock = SimulatedTime()
+    seen = iter([None, None, Fault("c", "it does not answer", incumbent)])
+    verdict = bake(SimulatedWorkers(clock), check=lambda: next(seen)).run()
+    assert verdict.outcome is outcome and verdict.seconds == pytest.approx(20.0) and verdict.reason == "c: it does not answer"
+
+
+def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
+    clock = SimulatedTime()
+    workers = SimulatedWorkers(clock)
+    started = clock.at
+
+    def read(url: str) -> str:
+        if url == "canary" and clock.at > started + 30:
+            raise AnalysisError("canary/metrics cannot be read")
+        return workers.read(url)
+
+    made = bake(workers)
+    made.read = read
+    verdict = made.run()
+    assert verdict.outcome is Outcome.FAIL and verdict.fault is not None and "metrics cannot be read" in verdict.fault.reason
