@@ -41,8 +41,19 @@ def _factor():
 def _forward(original, *args, **kwargs):
     started = time.perf_counter()
     result = original(*args, **kwargs)
-    time.sleep((_factor() - 1.0) * (time.perf_counter() - started))
+    pause = (_factor() - 1.0) * (time.perf_counter() - started)
+    time.sleep(pause)
+    _account(pause)
     return result
+
+def _account(pause):
+    """Add to the file the recorder reads to be sure that this plugin is active: SGLang only logs one that fails."""
+    global _slept
+    _slept += pause
+    with open(os.environ["SLOWDOWN_FILE"] + ".slept", "w") as file:
+        file.write(str(_slept))
+
+_slept = 0.0
 
 def activate():
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
@@ -82,6 +93,12 @@ class Server:
         partial = self.factor_file.with_suffix(".partial")
         partial.write_text(str(factor))
         os.replace(partial, self.factor_file)
+
+    def slept(self) -> float:
+        """Seconds the plugin has slept so far."""
+        path = Path(f"{self.factor_file}.slept")
+        text = path.read_text() if path.exists() else ""
+        return float(text or 0.0)
 
     def wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -173,12 +190,16 @@ def main() -> None:
             record(servers, 20.0, options.rate, 0)  # warm-up, thrown away
             for factor in options.factors:
                 servers[0].set_factor(factor)
+                before = servers[0].slept()
                 rows = record(servers, options.seconds, options.rate, options.seed)
+                slept = servers[0].slept() - before
+                if factor > 1 and slept <= 0:
+                    sys.exit("the canary never slept: the plugin is not active in its server")
                 options.output.mkdir(parents=True, exist_ok=True)
                 path = options.output / f"two-servers-x{factor:g}.jsonl.gz"
                 with gzip.GzipFile(path, "wb", mtime=0) as file:
                     file.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode())
-                print(f"{path}: {len(rows)} records", flush=True)
+                print(f"{path}: {len(rows)} records, the canary slept {slept:.1f} s of {options.seconds:g} s", flush=True)
         finally:
             for server in servers:
                 server.stop()
