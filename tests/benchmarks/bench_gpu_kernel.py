@@ -216,17 +216,19 @@ def _problem_call(problem, name: str, workspace: torch.Tensor) -> Callable[[], o
     return lambda: cuda.run(problem, name, workspace=workspace)
 
 
-def write_plot(path: Path, found: dict[str, Result], variants: list[str], ceilings: dict[str, float]) -> None:
-    """Measured time over the roofline floor, PNG, by the toolkit's own plot of benchmark records."""
+def plot(measured: Result) -> bytes:
+    """PNG of measured time over the roofline floor, by the toolkit's own plot of benchmark records, from what --json wrote."""
     from phases.report import plots
     from phases.results import BenchmarkRecord, Case
 
     records = []
-    for text, result in found.items():
-        floor = floor_us(shape_of(text), ceilings) * 1e-6
-        records += [BenchmarkRecord(Case(text, "bfloat16"), v, "candidate", "cuda", tuple(s * 1e-6 for s in result[v]), roofline_seconds=floor)
-                    for v in variants if isinstance(result.get(v), list)]
-    path.write_bytes(plots.achieved(records, f"verify_attn, {torch.cuda.get_device_name()}, bfloat16, cold KV"))
+    for text, result in measured["microseconds"].items():
+        shape, *kind = text.split(" ")
+        dtype = kind[0] if kind else "bfloat16"
+        floor = floor_us(shape_of(shape, getattr(torch, dtype)), measured["ceilings"]) * 1e-6
+        records += [BenchmarkRecord(Case(shape, dtype), f"{v} {dtype}", "candidate", "cuda", tuple(s * 1e-6 for s in samples), roofline_seconds=floor)
+                    for v, samples in result.items() if isinstance(samples, list) and v not in FIELD]
+    return plots.achieved(records, f"verify_attn on {measured['device']}, cold KV, page size 1, tree mask")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -236,8 +238,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tables", nargs="*", choices=("main", "seed", "invariance"), default=["main", "seed", "invariance"])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG of measured time over the floor")
+    parser.add_argument("--replot", type=Path, metavar="JSON", help="measure nothing: plot what --json wrote earlier")
     options = parser.parse_args(argv)
+    if options.replot:
+        options.plot.write_bytes(plot(json.loads(options.replot.read_text())))
+        return 0
     if not torch.cuda.is_available():
         print("error: no CUDA device here; run this on the GPU to be measured", file=sys.stderr)
         return 1
@@ -250,10 +256,11 @@ def main(argv: list[str] | None = None) -> int:
     seeds = seed_table(ceilings) if "seed" in options.tables else {}
     if "invariance" in options.tables:
         invariance_table(variants, options.rounds)
+    measured = {"device": torch.cuda.get_device_name(), "ceilings": ceilings, "microseconds": {**found, **seeds}}
     if options.json:
-        options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "ceilings": ceilings, "microseconds": {**found, **seeds}}, indent=1))
+        options.json.write_text(json.dumps(measured, indent=1))
     if options.plot:
-        write_plot(options.plot, found, variants, ceilings)
+        options.plot.write_bytes(plot(measured))
     return 0
 
 

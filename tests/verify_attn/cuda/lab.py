@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from dataclasses import dataclass, field
 
 import torch
@@ -239,7 +238,3 @@ class ColdSets:
         order = torch.randperm(count * each, generator=torch.Generator().manual_seed(seed))
         self.batches = [make_batch(shape, seed + i, pool, order[i * each:(i + 1) * each]) for i in range(count)]
         self.bytes = pool.numel() * pool.element_size()
-
-
-def median(samples: list[float]) -> float:
-    return statistics.median(samples)
