@@ -75,8 +75,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors hold the same bytes; NaNs and signed zeros compare by their bits."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    left, right = left.contiguous(), right.contiguous()
-    return torch.equal(left.view(torch.uint8), right.view(torch.uint8)) if left.dim() else torch.equal(left.view(1).view(torch.uint8), right.view(1).view(torch.uint8))
+    left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
+    return torch.equal(left, right)
 
 
 def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,6 +89,15 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from tensors_of(item, f"{path}[{number}]")
+
+
+def copied(value: Any) -> Any:
+    """The same nesting with every tensor cloned."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return type(value)([copied(item) for item in value]) if isinstance(value, (list, tuple)) else value
 
 
 def total_bytes(value: Any) -> int:
@@ -105,19 +114,18 @@ def _checksum(tensor: torch.Tensor) -> int:
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64) if data.storage_offset() % 8 == 0 else data[:whole].clone().view(torch.int64)
     total = int.from_bytes(bytes(data[whole:].tolist()), "little")
-    weights = _weights(tensor.device, min(_BLOCK, max(words.numel(), 1)))
+    weights = _weights(tensor.device)
     for start in range(0, words.numel(), _BLOCK):
         block = words[start : start + _BLOCK]
         total = (total * 0x9E3779B97F4A7C15 + int((block * weights[: block.numel()]).sum())) & 0xFFFFFFFFFFFFFFFF
     return total
 
 
-_weight_cache: dict[tuple[str, int], torch.Tensor] = {}
+_weight_cache: dict[str, torch.Tensor] = {}
 
 
-def _weights(device: torch.device, count: int) -> torch.Tensor:
-    key = (str(device), count)
-    if key not in _weight_cache:
+def _weights(device: torch.device) -> torch.Tensor:
+    if str(device) not in _weight_cache:
         generator = torch.Generator().manual_seed(0x5EED)
-        _weight_cache[key] = (torch.randint(-(2**62), 2**62, (count,), generator=generator) * 2 + 1).to(device)
-    return _weight_cache[key]
+        _weight_cache[str(device)] = (torch.randint(-(2**62), 2**62, (_BLOCK,), generator=generator) * 2 + 1).to(device)
+    return _weight_cache[str(device)]

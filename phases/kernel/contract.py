@@ -184,6 +184,22 @@ def describe(kernel: Kernel, device: str) -> dict[str, Any]:
     Raises:
         KernelContractError: the module cannot be imported or does not keep the contract.
     """
+    key = (str(kernel.file), device, _content(kernel))
+    if key not in _described:
+        _described[key] = _describe(kernel, device)
+    return _described[key]
+
+
+_described: dict[tuple[str, str, int], dict[str, Any]] = {}  # a worker takes seconds to start: ask once for the same files
+
+
+def _content(kernel: Kernel) -> int:
+    """Changes when kernel.yaml or the contract module's file does."""
+    files = [kernel.file, kernel.root / Path(*kernel.entry.split(".")).with_suffix(".py")]
+    return hash(tuple(file.read_bytes() if file.is_file() else b"" for file in files))
+
+
+def _describe(kernel: Kernel, device: str) -> dict[str, Any]:
     from phases.kernel import process
 
     answers: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import torch
 from phases.kernel.buffers import GuardedOutputs, tensors_of, total_bytes
 from phases.kernel.entry import Entry, Json, Tensors
 
-CACHE_MULTIPLE = 2.0  # the rotation moves at least so many times the last-level cache between two uses of a set
+CACHE_MULTIPLE = 1.5  # the rotation moves at least so many times the last-level cache between two uses of a set
 MAX_SETS = 256
 MEMORY_SHARE = 0.25  # of what is free
 
@@ -17,8 +17,8 @@ MEMORY_SHARE = 0.25  # of what is free
 class InputSets:
     """`count` independent input sets of one case, each with its own guarded outputs.
 
-    The small floating inputs (all but the largest one) change places between the sets before every timed call: the same
-    addresses then hold other values, so that a result kept from an earlier call is a wrong result.
+    The small floating inputs change places between the sets before every timed call: the same addresses then hold other
+    values, so that a result kept from an earlier call is a wrong result.
     """
 
     def __init__(self, entry: Entry, case: Json, device: str, seed: int, cache_bytes: int, free_bytes: int) -> None:
@@ -55,12 +55,21 @@ class InputSets:
 
 
 def _moving_paths(inputs: list[Tensors]) -> set[str]:
-    """Paths of the floating inputs that change places: all but the largest, or the only one; equal shapes everywhere."""
+    """Paths of the floating inputs that change places: all but the largest, or that one where no other can.
+
+    Only what may stand in for another: same shape in every set, and NaN (rows that belong to nobody) at the same places,
+    since elsewhere another input's indices may point at them.
+    """
     floating = {path: tensor for path, tensor in tensors_of(inputs[0]) if tensor.is_floating_point() and tensor.dim() and tensor.numel()}
-    if len(floating) > 1:
-        del floating[max(floating, key=lambda path: floating[path].numel() * floating[path].element_size())]
-    shapes = [dict(tensors_of(one)) for one in inputs]
-    return {path for path, tensor in floating.items() if all(path in one and one[path].shape == tensor.shape for one in shapes)}
+    by_size = sorted(floating, key=lambda path: floating[path].numel() * floating[path].element_size())
+    rest = [dict(tensors_of(one)) for one in inputs[1:]]
+    alike = [path for path in by_size if all(_interchangeable(floating[path], one.get(path)) for one in rest)]
+    smaller = [path for path in alike if path != by_size[-1]]
+    return set(smaller or alike)
+
+
+def _interchangeable(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and other.shape == tensor.shape and torch.equal(torch.isnan(tensor), torch.isnan(other))
 
 
 def free_memory(device: str) -> int:

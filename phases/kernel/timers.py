@@ -69,24 +69,47 @@ class CudaTimer:
 
     def prepare(self, call: Call, seconds: float) -> None:
         """Capture the graph; `seconds` of one call decide how often a sample replays it."""
+        before = self._current()
         side = self._stream()
-        side.wait_stream(self._current())
+        side.wait_stream(before)
         with self._on(side):
             for number in range(min(self.sets, 3)):
                 call(number)
-        self._current().wait_stream(side)
+        before.wait_stream(side)
         self._synchronize()
+        if not (why := self._waits_for_the_device(call)):
+            why = self._record(call, before)
+        if why:
+            self.method, self.why_eager = "eager events", why
+        self.replays = max(1, min(200, int(MIN_CUDA_WINDOW / max(self.sets * seconds, 1e-9)) + 1))
+
+    def _waits_for_the_device(self, call: Call) -> str:
+        """torch's complaint when the call synchronises, which no graph can hold; asked first, since a broken capture is ugly."""
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
         try:
-            graph = self._graph_type()
+            call(0)
+        except RuntimeError as fault:
+            return _one_line(fault)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            self._synchronize()
+        return ""
+
+    def _record(self, call: Call, before: torch.cuda.Stream) -> str:
+        """Capture one call for each set; why it failed, or empty."""
+        graph = self._graph_type()
+        try:
             with self._capture(graph):
                 for number in range(self.sets):
                     call(number)
-            self._graph = graph
-        except (RuntimeError, torch.AcceleratorError) as fault:
             self._synchronize()
-            self.method, self.why_eager = "eager events", " ".join(str(fault).split())[:200]
-        self._synchronize()
-        self.replays = max(1, min(200, int(MIN_CUDA_WINDOW / max(self.sets * seconds, 1e-9)) + 1))
+        except Exception as fault:
+            torch.cuda.set_stream(before)  # a failed capture leaves its own stream behind as the current one
+            self._synchronize()
+            return _one_line(fault)
+        self._graph = graph
+        return ""
 
     def sample(self, call: Call, order: Sequence[int]) -> float:
         """Seconds a call, over all sets."""
@@ -115,3 +138,7 @@ class CudaTimer:
             else:
                 for number in range(self.sets):
                     call(number)
+
+
+def _one_line(fault: BaseException) -> str:
+    return " ".join(f"{type(fault).__name__}: {fault}".split())[:200]

@@ -111,3 +111,18 @@ def test_negate_rows_touches_a_sixteenth_of_floating_rows():
     inputs = {"x": torch.ones(64, 2), "i": torch.ones(64, dtype=torch.int64), "one": torch.ones(1, 3)}
     negate_rows(inputs, 1)
     assert int((inputs["x"] < 0).all(-1).sum()) == 4 and bool((inputs["i"] == 1).all()) and bool((inputs["one"] == -1).all())
+
+
+def test_only_interchangeable_inputs_change_places():
+    from phases.kernel.input_sets import _moving_paths
+
+    def one(seed, hole):
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(8, 4, generator=generator)
+        pool[hole] = float("nan")
+        return {"q": torch.randn(30, 4, generator=generator), "pool": pool, "draft": torch.randn(2, 4, generator=generator), "n": 3}
+
+    assert _moving_paths([one(0, 1), one(1, 2)]) == {"draft"}  # q is the largest; the pools' NaN rows lie elsewhere
+    assert _moving_paths([one(0, 1), one(1, 1)]) == {"pool", "draft"}
+    assert _moving_paths([{"q": torch.ones(3)}, {"q": torch.zeros(3)}]) == {"q"}
+    assert _moving_paths([{"q": torch.ones(3)}, {"q": torch.zeros(4)}]) == set()
