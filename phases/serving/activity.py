@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from phases.errors import ServingError
 from phases.serving.client import Client
 from phases.serving.host import Server, ServingHost
 
@@ -68,3 +71,20 @@ def inactive(host: ServingHost, server: Server, client: Client, package: str, ba
     if used.incumbent_calls:
         return f"{server.name} ran {used.incumbent_calls} of its verify layers with the incumbent's attention"
     return ""
+
+
+def read_metrics(client: Client, names: tuple[str, ...]) -> dict[str, float]:
+    """The named series of /metrics, summed over their labels.
+
+    Raises:
+        ServingError: a name that this SGLang does not export: names change between versions, and a missing one is no zero.
+    """
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(client.metrics()):
+        for sample in family.samples:
+            if sample.name in names:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ServingError(f"{client.name} exports no {', '.join(missing)} in /metrics.", hint="Was it started with --enable-metrics?")
+    return found

@@ -24,7 +24,7 @@ from phases.kernel.contract import Kernel
 from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
 from phases.serving import latency, log_scan, outputs, report
-from phases.serving.activity import inactive, read_activity, summarize
+from phases.serving.activity import inactive, read_activity, read_metrics, summarize
 from phases.serving.client import Client
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
@@ -45,6 +45,7 @@ LOGS = "scan the logs"
 STOP = "stop the servers"
 REPORT = "write the report"
 SIDES = ("incumbent", "candidate")
+SERIES = ("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_requests_total", "sglang:spec_accept_length")
 LOG_TAIL = 200
 
 
@@ -236,7 +237,8 @@ def scan_logs(run: PhaseRun) -> Step:
                           detail={"lines": found[:20]})  # fmt: skip
         activity = asdict(summarize(read_activity(_client(run, context, "candidate"), run.kernel.package)))
         context.progress(f"{len(found)} error lines; {activity['kernel_calls']} kernel calls in {activity['verify_forwards']} verify forwards")
-        return {"measurements": (row,), "facts": {"activity": activity}}
+        metrics = {side: read_metrics(_client(run, context, side), SERIES) for side in SIDES}
+        return {"measurements": (row,), "facts": {"activity": activity, "metrics": metrics}}
 
     return _measuring(run, LOGS, "error lines of the candidate's log that the incumbent's does not have", measure)
 

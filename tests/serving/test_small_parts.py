@@ -10,7 +10,7 @@ import pytest
 from phases.errors import PlaybookError, ServingError
 from phases.playbook.located import Mistakes, load_text
 from phases.serving import log_scan
-from phases.serving.activity import inactive
+from phases.serving.activity import inactive, read_metrics
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
 from phases.serving.readiness import await_ready, evidence, why
@@ -268,3 +268,11 @@ def test_active_means_used(files, live, reason):
     assert (reason in found) if reason else found == ""
 
 
+
+
+def test_metrics_are_summed_and_a_missing_name_is_an_error():
+    client = FakeClient()
+    client.metrics = lambda: '# TYPE sglang:a counter\nsglang:a_total{rank="0"} 2.0\nsglang:a_total{rank="1"} 3.0\n'
+    assert read_metrics(client, ("sglang:a_total",)) == {"sglang:a_total": 5.0}
+    with pytest.raises(ServingError, match="exports no sglang:b_total"):
+        read_metrics(client, ("sglang:a_total", "sglang:b_total"))

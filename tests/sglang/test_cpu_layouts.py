@@ -11,7 +11,7 @@ import pytest
 
 from tests.sglang.conftest import KERNEL
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_kernel_and_torch_agree_on_every_layout(serving_environment):
