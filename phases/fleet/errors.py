@@ -58,7 +58,7 @@ _BY_CODE: dict[str, type[FleetError]] = {
     "bad_manifest": ReleaseError, "offset": ReleaseError, "cut_off": ReleaseError, "nothing_current": ReleaseError,
     "not_current": ReleaseError, "locked": HostLockedError, "lock_lost": HostLockedError, "lock_changed": HostLockedError,
     "guard_failed": LeaseError, "died": ServiceError, "not_started": ServiceError, "not_ready": ServiceError,
-    "no_value": ServiceError, "command_failed": CommandError, "command_timeout": CommandError, "no_program": CommandError,
+    "no_value": ServiceError, "port_taken": ServiceError, "command_failed": CommandError, "command_timeout": CommandError, "no_program": CommandError,
 }  # fmt: skip
 
 

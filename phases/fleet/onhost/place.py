@@ -180,5 +180,9 @@ def process_identity(pid):
 
 
 def alive(identity):
-    """Whether that very process runs; False for one of another container, which cannot be seen from here."""
-    return bool(identity) and process_identity(identity["pid"]) == identity
+    """Whether that very process runs; False for one of another container, which cannot be seen from here.
+
+    Only what was recorded is compared: a record may be older than this toolkit and know less.
+    """
+    now = process_identity(identity["pid"]) if identity else None
+    return now is not None and all(now.get(key) == value for key, value in identity.items())

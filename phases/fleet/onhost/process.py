@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ def start(place):
         return status(place)
     guard.settle_before_start(place)
     argv, environment, directory = launch_plan(place)
+    _require_free_port(place)
     path = _log_path(place)
     if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
         os.replace(path, path + ".1")
@@ -43,6 +45,17 @@ def start(place):
     except subprocess.TimeoutExpired:
         return status(place)
     raise HostFault("died", "the service ended at once (exit status %d)" % process.returncode, "Its last lines: %s" % logs(place, 5)["text"].strip())
+
+
+def _require_free_port(place):
+    """Somebody else on the worker's port would answer the health check in its place, and the wrong release would seem ready."""
+    port = (read_json(place.host_file) or {}).get("port")
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+            raise HostFault("port_taken", "port %s already answers, and it is not this service" % port, "End what listens there, then try again.")
 
 
 def stop(place, drain=30.0):

@@ -1,0 +1,46 @@
+"""What an older toolkit wrote is still understood, and a stranger on the worker's port is not taken for the worker."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from phases.fleet.deploy import first_release, push
+from phases.fleet.errors import ServiceError
+from phases.fleet.host import Host
+from phases.fleet.locks import HostLock
+from phases.fleet.services import ProcessDriver
+from phases.fleet.session import HostSession
+from phases.fleet.transport import connect
+from tests.fleet.conftest import ready_of, service_bundle
+
+
+def test_a_service_recorded_by_an_older_toolkit_is_still_stopped(local: Host, driver: ProcessDriver) -> None:
+    with HostSession(connect(local)) as session, HostLock(session, "test") as lock:
+        old = service_bundle()
+        push(session, lock, old)
+        first_release(session, lock, driver, old.digest, ready_of(local))
+        path = Path(local.root) / "run" / "service.json"
+        record = json.loads(path.read_text())
+        first = record["process"]["pid"]
+        del record["process"]["space"]  # what versions before it did not record
+        path.write_text(json.dumps(record))
+        assert driver.status(session).running
+        session.do(driver.restarting(local))
+        assert driver.status(session).pid != first and not Path(f"/proc/{first}").exists()
+        session.do(driver.stopping(local))
+
+
+def test_a_port_that_answers_already_is_refused(local: Host, driver: ProcessDriver) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", int(local.values["port"])))
+        stranger.listen()
+        with HostSession(connect(local)) as session, HostLock(session, "test") as lock:
+            bundle = service_bundle()
+            push(session, lock, bundle)
+            with pytest.raises(ServiceError, match="already answers, and it is not this service"):
+                first_release(session, lock, driver, bundle.digest, ready_of(local))
+            assert not driver.status(session).running
