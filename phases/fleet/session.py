@@ -23,10 +23,10 @@ from phases.fleet.transport import Stream, Transport
 
 IDLE_SECONDS = 300.0  # how long the host waits for the next request before it drops this session's lock
 MAX_LINE = 16 << 20
-ACK_BYTES = 64 << 10  # the host says so whenever it has taken this much of a body
+ACK_BYTES = 32 << 10  # the host says so whenever it has taken this much of a body
 # Bytes on the way at most: sshd's buffer for a slow reader grows at quadratic cost, 0.1 s of its time for 2 MB (OpenSSH
 # 9.2). A long line needs more on the way to be filled.
-MIN_WINDOW = 256 << 10
+MIN_WINDOW = 128 << 10
 LINE_RATE = 200e6  # bytes/s that a line is taken to carry at most
 ACK = b"+"
 

@@ -95,12 +95,16 @@ def measure(argv: list[str], log: Path, environment: dict[str, str], fleet: SshF
 
 
 def _hosts_cpu(fleet: SshFleet) -> float:
-    """Seconds of processor time of the sshd and their ended children."""
+    """Seconds of processor time of the sshd, their sessions still open, and all that has ended below them."""
     ticks = 0
     for host in fleet.hosts:
         assert host.process
-        fields = Path(f"/proc/{host.process.pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))
+        for pid in _tree(host.process.pid):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -269,43 +273,43 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[8, 32, 64])
     parser.add_argument("--at-once", type=int, default=16, help="hosts at the same time, for every tool")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each tool; the median is shown")
-    parser.add_argument("--only", choices=["phasegate"], help="leave the other tools out")
+    parser.add_argument("--only", choices=["phasegate", "pyinfra", "Ansible"], nargs="+", default=["phasegate", "pyinfra", "Ansible"], help="leave other tools out")
     parser.add_argument("--tools", type=Path, help="environment that has the other tools already")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-fleet-") as directory:
         work = Path(directory)
-        tools = None if options.only else options.tools or install_tools(work)
+        tools = options.tools if options.tools or options.only == ["phasegate"] else install_tools(work)
         print(f"{os.cpu_count()} cores, {PAYLOAD >> 20} MB to each host, {options.at_once} hosts at once, median of {options.repeat}")
         print(f"{'hosts':>5}  {'tool':<26}{'wall s':>8}{'CPU s':>8}{'hosts CPU s':>13}{'MB':>7}   wall / phasegate")
         for count in options.hosts:
             (work / f"n{count}").mkdir()
             bench = Bench(work / f"n{count}", count, options.at_once, tools)
             try:
-                report(bench, count, options.repeat)
+                report(bench, count, options.repeat, options.only)
             finally:
                 bench.close()
 
 
-def report(bench: Bench, count: int, repeat: int) -> None:
+def report(bench: Bench, count: int, repeat: int, only: list[str]) -> None:
     """Every tool in turn on the same hosts, and the switch back of all of them."""
     runs = {"phasegate": lambda: bench.phasegate("plain"), "phasegate, guarded": lambda: bench.phasegate("guarded")}
-    if bench.tools:
-        runs |= {"pyinfra": bench.pyinfra, "Ansible": bench.ansible}
-    base = 0.0
-    for name, act in runs.items():
-        found = []
-        for _ in range(repeat):
+    runs |= {"pyinfra": bench.pyinfra, "Ansible": bench.ansible}
+    runs = {name: act for name, act in runs.items() if name.partition(",")[0] in only}
+    found: dict[str, list[Measured]] = {name: [] for name in [*runs, "phasegate, switch back"]}
+    for _ in range(repeat):  # tool by tool within each round, so that a busy minute of this machine meets all of them
+        for name, act in runs.items():
             if name.startswith("phasegate"):
                 bench.clear()
                 act()  # the release before, so that the measured one is an update of a running service
             else:
                 bench.begin()
-            found.append(act())
-        base = base or statistics.median(one.wall for one in found)
-        show(count, name, found, base)
-        if name == "phasegate, guarded":
-            show(count, "phasegate, switch back", [bench.phasegate("back")], 0.0)
-            print("       " + (bench.work / "phasegate.log").read_text().strip(), flush=True)
+            found[name].append(act())
+            if name == "phasegate, guarded":
+                found["phasegate, switch back"].append(bench.phasegate("back"))
+    base = statistics.median(one.wall for one in found["phasegate"]) if found.get("phasegate") else 0.0
+    for name, measured in found.items():
+        if measured:
+            show(count, name, measured, base)
 
 
 def show(count: int, name: str, found: list[Measured], base: float) -> None:

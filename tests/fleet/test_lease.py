@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -225,6 +226,38 @@ def test_after_a_reboot_the_service_starts_the_previous_release(worker: Worker) 
     finally:
         service.kill()
         service.wait()
+
+
+@pytest.mark.parametrize("damage", ["{damaged", None], ids=["damaged", "removed"])
+def test_a_damaged_lease_file_does_not_stop_the_guard(worker: Worker, damage: str | None) -> None:
+    worker.arm(2.0)
+    worker.switch()
+    path = Path(worker.host.root, "lease.json")
+    path.unlink() if damage is None else path.write_text(damage)
+    eventually(lambda: worker.current() == worker.old.digest)
+    eventually(lambda: worker.served() == worker.old.digest)
+    eventually(lambda: path.exists() and worker.record()["state"] == "reverted")
+
+
+def test_a_contact_while_the_lease_is_being_armed_does_not_take_its_guard_for_lost(worker: Worker) -> None:
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            with HostSession(connect(worker.host)) as session:
+                session.do(op("lease.show"))
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for thread in lookers:
+        thread.start()
+    for _ in range(4):
+        worker.arm()
+        worker.lease.cancel("again")
+        worker.lease = Lease(worker.session, worker.lock.token)
+    stop.set()
+    for thread in lookers:
+        thread.join()
+    assert "guard_lost" not in worker.events()
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -152,13 +152,18 @@ def tend(place):
     """Do what a lease asks for when its guard cannot: called at every contact of the toolkit. Returns what was done, or ""."""
     with place.mutex():
         lease = read(place)
-        if not active(lease) or _guard_works(place, lease):
+        if not active(lease) or _guard_works(place, lease) or _just_armed(lease):
             return ""
         _retire_guard(place, lease, "toolkit")
         if lease["boot"] != boot_id() and lease["state"] != "reverting":
             _begin_revert(place, lease, "the host was rebooted before the release was kept")
     start_guard(place, lease["id"])
     return "guard started again"
+
+
+def _just_armed(lease):
+    """Its guard is about to start; whoever arms it waits for that."""
+    return lease["guard"] is None and lease["boot"] == boot_id() and uptime() - (lease["deadline"] - lease["window"]) < START_SECONDS
 
 
 def settle_before_start(place):
@@ -220,9 +225,9 @@ def start_guard(place, lease_id):
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         lease = read(place)
-        if not active(lease) or (lease["guard"] or {}).get("pid") == process.pid:
-            return
-        if process.poll() is not None:
+        if not active(lease) or _guard_works(place, lease):
+            return  # ours, or that of another contact that came at the same time
+        if process.poll() not in (None, 0):
             break
         time.sleep(0.01)
     raise HostFault("guard_failed", "the lease guard did not start", "Read %s/run/guard.log." % place.root)
@@ -239,18 +244,31 @@ def watch(place, lease_id):
         _beat(place)
         _save(place, lease)
     while True:
-        with place.mutex():
-            lease = read(place)
-            if not active(lease) or lease["id"] != lease_id or lease["guard"] != me:
+        try:
+            with place.mutex():
+                lease = _read_or(place, lease)
+                if not active(lease) or lease["id"] != lease_id or lease["guard"] != me:
+                    return
+                _beat(place)
+                late = _seconds_late(lease)
+                if late >= 0 and lease["state"] != "reverting":
+                    _begin_revert(place, lease, "nobody %s in %g s" % ("confirmed" if lease["state"] == "armed" else "renewed", lease["window"]))
+            if lease["state"] == "reverting":
+                _revert(place, lease)
                 return
-            _beat(place)
-            late = _seconds_late(lease)
-            if late >= 0 and lease["state"] != "reverting":
-                _begin_revert(place, lease, "nobody %s in %g s" % ("confirmed" if lease["state"] == "armed" else "renewed", lease["window"]))
-        if lease["state"] == "reverting":
-            _revert(place, lease)
-            return
-        time.sleep(min(TICK, max(0.01, -late)))
+            time.sleep(min(TICK, max(0.01, -late)))
+        except (HostFault, OSError) as fault:  # whatever is wrong with the disk: a guard does not give up
+            print("the guard goes on: %s" % fault, file=sys.stderr, flush=True)
+            time.sleep(TICK)
+
+
+def _read_or(place, known):
+    """The lease, or what was last known of it when somebody has damaged the file."""
+    try:
+        return read(place) or known
+    except HostFault as fault:
+        print("the lease cannot be read: %s" % fault, file=sys.stderr, flush=True)
+        return known
 
 
 def _guard_works(place, lease):
