@@ -84,7 +84,8 @@ def serving_environment(run: PhaseRun, context: StepContext) -> Facts:
     from phases.embedded.provision import ensure
 
     made = ensure(progress=context.progress)
-    found = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model)}
+    found = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model),
+             "unused_models": made.unused_models}  # fmt: skip
     return {**found, **{key: value for key in ("model", "draft_model") if (value := getattr(server, key))}}
 
 
