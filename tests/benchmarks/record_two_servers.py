@@ -66,7 +66,7 @@ FLAGS = (
     "--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--sleep-on-idle", "--disable-radix-cache",
     "--host", "127.0.0.1",
 )  # fmt: skip
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 
 
 class Server:
@@ -170,7 +170,7 @@ def record(servers: list[Server], seconds: float, rate: float, seed: int) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--rate", type=float, default=3.0, help="requests per second of each arm")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests per second of each arm")
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 1.3])
     parser.add_argument("--output", type=Path, required=True, help="directory")
     parser.add_argument("--seed", type=int, default=7)
