@@ -163,7 +163,8 @@ def await_completions(run: PhaseRun) -> Step:
         host, facts = serving_host(run), {}
         for side in SIDES:
             server, client = _server(context, side), _client(run, context, side)
-            found = await_ready(host, server, client, run.settings.server.ready_within, context.clock)
+            within = getattr(run.settings, side).ready_within or run.settings.server.ready_within
+            found = await_ready(host, server, client, within, context.clock)
             if not found.ready and side == "incumbent":
                 raise ServingError(f"the incumbent is not ready: {found.reason}", hint=f"See {server.log}; the candidate was not judged.")
             if not found.ready:

@@ -42,6 +42,7 @@ class SideSettings:
     arguments: tuple[str, ...] = setting((), help="flags of this server alone")
     environment: dict[str, str] = setting(factory=dict, help="environment variables of this server alone")
     port: int = setting(0, at_least=0, at_most=65535, help="0: any free port")
+    ready_within: float | None = setting(None, duration=True, above=0, help="another limit than server.ready_within for this server")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         _no_own_flags(self.arguments, node, mistakes)
