@@ -154,16 +154,35 @@ void pack_keys(const Task& t, int64_t begin, int n, float* keys, bool* broken) {
   else pack_keys_as<2>(t, begin, n, keys, broken);
 }
 
-// Asks for the KV rows of a coming block, a slice at a time, so that their way from memory hides behind the products.
-inline void prefetch_rows(const Task& t, int64_t begin, int64_t end) {
-  const Shape& s = *t.shape;
-  const int size = s.dtype == 0 ? 4 : 2;
-  for (int64_t key = begin; key < end; ++key) {
-    int64_t offset;
-    const char* row = static_cast<const char*>(locate(t, key, &offset)) + offset * size;
-    for (int64_t line = 0; line < (int64_t)s.row * size; line += 64) __builtin_prefetch(row + line, 0, 2);
+// Asks for the KV rows of a coming block a few cache lines at a time, between register tiles, so that their way from
+// memory hides behind the products; asked for in bulk they would fill the miss queue and stall it.
+class Prefetcher {
+ public:
+  Prefetcher(const Task& t, int64_t begin, int64_t end, int64_t steps)
+      : task_(t), key_(begin), end_(end), row_bytes_((int64_t)t.shape->row * (t.shape->dtype == 0 ? 4 : 2)) {
+    const int64_t lines = (row_bytes_ + 63) / 64;
+    lines_a_step_ = ((end - begin) * lines + steps - 1) / steps;
   }
-}
+  void step() {
+    for (int64_t n = 0; n < lines_a_step_ && key_ < end_; ++n) {
+      if (byte_ == 0) row_ = address();
+      __builtin_prefetch(row_ + byte_, 0, 2);
+      byte_ += 64;
+      if (byte_ >= row_bytes_) byte_ = 0, ++key_;
+    }
+  }
+
+ private:
+  const char* address() const {
+    int64_t offset;
+    const char* base = static_cast<const char*>(locate(task_, key_, &offset));
+    return base + offset * (task_.shape->dtype == 0 ? 4 : 2);
+  }
+  const Task& task_;
+  int64_t key_, end_, row_bytes_, lines_a_step_;
+  int64_t byte_ = 0;
+  const char* row_ = nullptr;
+};
 
 // ---- the two products ----
 
@@ -255,27 +274,23 @@ struct Block {
   int64_t begin;
   int n; // keys
   const bool* broken;
-  int64_t next, next_end; // keys of the next block, to be prefetched while this one is worked on
 };
 
+inline int passes(const Shape& s) { return (s.row + kDepth - 1) / kDepth; }
+inline int64_t tiles(int64_t n) { return up(n, kTile) / kTile; }
+
 template <int V> void attend_panel(const Task& t, const Block& b, int64_t row0, const Scratch& scratch, float* output,
-                                   float* max, float* sum, int64_t fetch0, int64_t fetch1) {
+                                   float* max, float* sum, Prefetcher& ahead) {
   constexpr int width = V * kLanes;
   const Shape& s = *t.shape;
   const int64_t stride = key_stride(s.latent, s.row);
-  const int tiles = (int)(up(b.n, kTile) / kTile), passes = (s.row + kDepth - 1) / kDepth;
-  const int64_t groups = passes + 8; // prefetch slices: one a pass of the scores, 8 in the output
-  int64_t slice = 0;
-  const auto fetch = [&] {
-    prefetch_rows(t, fetch0 + (fetch1 - fetch0) * slice / groups, fetch0 + (fetch1 - fetch0) * (slice + 1) / groups);
-    ++slice;
-  };
   for (int d0 = 0; d0 < s.row; d0 += kDepth) {
-    fetch();
     const float* queries = scratch.queries + row0 * s.row + (int64_t)d0 * width;
-    for (int tile = 0; tile < tiles; ++tile)
+    for (int64_t tile = 0; tile < tiles(b.n); ++tile) {
+      ahead.step();
       score_tile<V>(scratch.keys + tile * kTile * stride + d0, stride, queries, std::min(kDepth, s.row - d0),
                     scratch.scores + tile * kTile * width, d0 == 0);
+    }
   }
   if (b.begin + b.n > t.prefix) apply_mask(t, b.begin, b.n, row0, width, b.broken, scratch.scores);
   vfloat shrink[V];
@@ -288,7 +303,7 @@ template <int V> void attend_panel(const Task& t, const Block& b, int64_t row0, 
         store(o, load(o) * shrink[v]);
       }
   for (int64_t l = 0; l < latents; l += kTile) {
-    if (l * 8 / latents != (l - kTile) * 8 / latents || l == 0) fetch();
+    ahead.step();
     output_tile<V>(scratch.keys + l, stride, scratch.scores, b.n, output + l * width);
   }
 }
@@ -307,17 +322,16 @@ void attend(const Task& t, int64_t key_begin, int64_t key_end, const Scratch& sc
   std::fill(sum, sum + (sum - max), 0.0f);
   bool broken[kBlock];
   for (int64_t k0 = key_begin; k0 < key_end; k0 += kBlock) {
-    Block b{k0, (int)std::min<int64_t>(kBlock, key_end - k0), broken, std::min(k0 + kBlock, key_end),
-            std::min(k0 + 2 * kBlock, key_end)};
+    const Block b{k0, (int)std::min<int64_t>(kBlock, key_end - k0), broken};
     pack_keys(t, k0, b.n, scratch.keys, broken);
+    const int64_t steps = (t.rows + kPanel - 1) / kPanel * (passes(*t.shape) * tiles(b.n) + latents / kTile);
+    Prefetcher ahead(t, std::min(k0 + kBlock, key_end), std::min(k0 + 2 * kBlock, key_end), steps);
     for (int64_t r0 = 0; r0 < t.rows; r0 += kPanel) {
       float* output = partial + r0 * latents;
-      const int64_t ahead = b.next_end - b.next, r1 = std::min(r0 + kPanel, t.rows);
-      const int64_t fetch0 = b.next + ahead * r0 / t.rows, fetch1 = b.next + ahead * r1 / t.rows;
       switch (panel_vectors(t.rows - r0)) {
-        case 1: attend_panel<1>(t, b, r0, scratch, output, max + r0, sum + r0, fetch0, fetch1); break;
-        case 2: attend_panel<2>(t, b, r0, scratch, output, max + r0, sum + r0, fetch0, fetch1); break;
-        default: attend_panel<3>(t, b, r0, scratch, output, max + r0, sum + r0, fetch0, fetch1);
+        case 1: attend_panel<1>(t, b, r0, scratch, output, max + r0, sum + r0, ahead); break;
+        case 2: attend_panel<2>(t, b, r0, scratch, output, max + r0, sum + r0, ahead); break;
+        default: attend_panel<3>(t, b, r0, scratch, output, max + r0, sum + r0, ahead);
       }
     }
   }
