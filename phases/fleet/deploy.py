@@ -9,7 +9,7 @@ from phases.fleet.bundle import Bundle
 from phases.fleet.errors import LeaseError, ServiceError, UnreachableError
 from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock
-from phases.fleet.releases import NEVER, Pushed, ReleaseStore, read_inventory, rollback_target
+from phases.fleet.releases import NEVER, Pushed, ReleaseStore, parse_inventory, rollback_target
 from phases.fleet.services import ServiceDriver, waiting
 from phases.fleet.session import HostSession, op
 
@@ -107,8 +107,7 @@ def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, rea
 
     Does nothing but check the service when the host is there already. Raises: ServiceError when it does not come up.
     """
-    session.do(lock.taking())
-    inventory = read_inventory(session)
+    inventory = parse_inventory(session.do(lock.taking(), op("inventory"))[1])
     lease = inventory.lease
     if lease and lease["active"]:
         state = Lease(session, lock.token, lease_id=lease["id"]).cancel("rolled back by the toolkit")

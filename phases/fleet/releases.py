@@ -92,7 +92,11 @@ class ReleaseStore:
 
 
 def read_inventory(session: HostSession) -> Inventory:
-    found = session.do(op("inventory"))[0]
+    return parse_inventory(session.do(op("inventory"))[0])
+
+
+def parse_inventory(found: dict[str, Any]) -> Inventory:
+    """The answer to the operation `inventory`, where it was part of a batch."""
     by_state = {state: tuple(r["digest"] for r in found["releases"] if r["complete"] is state) for state in (True, False)}
     return Inventory(by_state[True], by_state[False], found["current"], found["last_good"], found["lease"], found["free"], found["facts"])
 

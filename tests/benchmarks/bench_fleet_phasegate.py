@@ -45,12 +45,14 @@ def main() -> None:
 
     def back(session: HostSession) -> None:
         lock = HostLock(session, "benchmark")
-        other = next(digest for digest in read_inventory(session).releases if digest != read_inventory(session).current)
+        found = read_inventory(session)
+        other = next(digest for digest in found.releases if digest != found.current)
         switch_back(session, lock, driver, _ready(session), target=other)
         session.close()
 
     started = time.perf_counter()
-    with Fleet(hosts, limit=plan["at_once"]) as fleet:
+    limit = len(hosts) if plan["action"] == "back" else plan["at_once"]  # going back sends nothing: all at once
+    with Fleet(hosts, limit=limit) as fleet:
         fleet.each({"plain": plain, "guarded": guarded, "back": back}[plan["action"]], deadline=300).check()
     print(f"{plan['action']}: {len(hosts)} hosts in {time.perf_counter() - started:.2f} s without start-up")
 

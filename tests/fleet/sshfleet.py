@@ -38,7 +38,7 @@ def can_make_namespaces() -> bool:
     try:
         _sh("ip", "netns", "add", name)
         _sh("ip", "link", "add", f"pgt{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _sh("ip", "netns", "exec", name, "iptables", "-L")
+        _sh("ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.1", "-j", "DROP")
         _sh("ip", "link", "add", f"pgb{os.getpid()}", "type", "bridge")
         return True
     except (OSError, subprocess.CalledProcessError):
