@@ -68,9 +68,9 @@ class JudgeSettings:
                 mistakes.add(node, f"{node.path}: {fault.message}")
 
     def test(self, metric: MetricSettings) -> TestSettings:
-        """One metric's test; alpha is spent evenly over the metrics."""
+        """One metric's test; alpha is spent evenly over the metrics and the error rate."""
         return TestSettings(
-            metric=metric.metric, quantile=metric.quantile, margin=metric.margin, alpha=self.alpha / len(self.metrics),
+            metric=metric.metric, quantile=metric.quantile, margin=metric.margin, alpha=self.alpha / (len(self.metrics) + 1),
             window=self.window, min_samples=self.min_samples, settle=self.settle, deadline=self.deadline,
         )  # fmt: skip
 
