@@ -26,7 +26,8 @@ namespace {
 thread_local std::string last_error;
 
 constexpr int64_t kGroupRows = 576;       // rows a task; a multiple of every panel (48, 24, 12)
-constexpr int64_t kSplitKeys = 256;       // a split smaller than this is not worth its fold
+constexpr int64_t kLeastSplit = 128;      // keys a split when threads would stand idle otherwise ...
+constexpr int64_t kGoodSplit = 1024;      // ... and when they would not: each split costs a fold of the accumulator
 constexpr double kInlineFlops = 4e6;      // less work than this is done by the caller: waking threads costs 50 us
 constexpr int64_t kStoredBytes = 256 << 20; // most memory for stored partial results in the batch-invariant mode
 constexpr int64_t kKeptBytes = 64 << 20;  // scratch a thread keeps between calls
@@ -151,7 +152,8 @@ void split_evenly(std::vector<TaskPlan>& plans, int wanted, int threads) {
   const double share = total / (2.0 * threads); // two items a thread, so that a disturbed thread costs half an item
   for (TaskPlan& p : plans) {
     int64_t splits = wanted > 0 ? wanted : threads == 1 ? 1 : (int64_t)(flops_of(p) / share + 0.5);
-    splits = std::max<int64_t>(1, std::min<int64_t>(splits, wanted > 0 ? p.keys : p.keys / kSplitKeys));
+    const int64_t most = std::max(std::min<int64_t>(threads, p.keys / kLeastSplit), p.keys / kGoodSplit);
+    splits = std::max<int64_t>(1, std::min<int64_t>(splits, wanted > 0 ? p.keys : most));
     p.split_keys = (p.keys + splits - 1) / splits;
     p.splits = (p.keys + p.split_keys - 1) / p.split_keys;
     p.stored = p.splits > 1;
