@@ -117,10 +117,16 @@ def test_taken_port_fails(phase_two):
 
 
 def test_out_of_memory_at_start_fails(phase_two):
-    run = phase_two(candidate="arguments: [--max-total-tokens, '4000000000', --mem-fraction-static, '0.9']")
-    require_failed(run, "ended while starting", "emory")
+    def small_machine(kernel: Path) -> None:
+        limit = "    import resource\n\n    resource.setrlimit(resource.RLIMIT_AS, (7 << 30, 7 << 30))\n"
+        replace(kernel, "sglang/__init__.py", "    import torch\n", f"    import torch\n{limit}")
+
+    run = phase_two(small_machine, candidate="arguments: [--max-total-tokens, '1200000', --mem-fraction-static, '0.9']")
+    require_failed(run, "ended while starting", "allocate memory")
 
 
 def test_unsupported_configuration_is_refused_with_the_reason(phase_two):
-    run = phase_two(candidate="arguments: [--dtype, bfloat16, --kv-cache-dtype, fp8_e5m2]")
-    require_failed(run, "verify_attn cannot serve this", "fp8")
+    chain = ("arguments: [--speculative-algorithm, STANDALONE, --speculative-num-steps, '3', --speculative-eagle-topk, '1', "
+             "--speculative-num-draft-tokens, '4']")  # fmt: skip
+    run = phase_two(server=chain, candidate="arguments: [--page-size, '512']")
+    require_failed(run, "verify_attn cannot serve this: page size 512")
