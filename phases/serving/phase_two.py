@@ -31,7 +31,7 @@ from phases.serving.launch import server_argv, server_environment
 from phases.serving.prompts import load_prompts
 from phases.serving.readiness import await_ready, evidence
 from phases.serving.release import make_release
-from phases.serving.settings import EMBEDDED, IntegrationSettings, SideSettings
+from phases.serving.settings import EMBEDDED, IntegrationSettings
 from phases.serving.target import Problem, import_objects, missing_libraries, versions, wrong_architecture
 
 ENVIRONMENT = "provision the serving environment"
@@ -132,14 +132,14 @@ def start_servers(run: PhaseRun) -> Step:
             host.stop(left)
         if failure(context):
             return {}
-        for side in SIDES:
-            settings: SideSettings = getattr(run.settings, side)
-            port = settings.port or host.free_port()
+        ports = _ports(run, host)
+        for side, port in ports.items():  # both before any server is started
+            reason = f"port {port} of the {side} is taken"
+            if host.port_taken(port) and side == "incumbent":
+                raise ServingError(f"{reason}.", hint="Set `incumbent.port: 0` for any free port.")
             if host.port_taken(port):
-                reason = f"port {port} of the {side} is taken"
-                if side == "incumbent":
-                    raise ServingError(f"{reason}.", hint="Set `incumbent.port: 0` for any free port.")
-                return {**facts, **_failed(reason)}
+                return _failed(reason)
+        for side, port in ports.items():
             release = context.facts[RELEASES].get(side)
             argv = server_argv(run, side, found, port)
             server = host.start(side, argv, server_environment(run, side, release, found), port)
@@ -339,6 +339,17 @@ def _unfit(run: PhaseRun, host: ServingHost, release: dict[str, Any], found: dic
 def _kernel(run: PhaseRun, side: str) -> Kernel:
     path = getattr(run.settings, side).kernel
     return contract.load(run.playbook.path.parent / path) if path else run.kernel
+
+
+def _ports(run: PhaseRun, host: ServingHost) -> dict[str, int]:
+    """The port of each side: the playbook's, or a free one that the other side does not have."""
+    chosen = {side: port for side in SIDES if (port := getattr(run.settings, side).port)}
+    for side in SIDES:
+        while side not in chosen:
+            port = host.free_port()
+            if port not in chosen.values():
+                chosen[side] = port
+    return {side: chosen[side] for side in SIDES}
 
 
 def _released(run: PhaseRun) -> list[str]:

@@ -81,6 +81,8 @@ class IntegrationSettings:
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if not self.incumbent.backend:
             mistakes.add(node.get("incumbent") or node, f"{node.path}: key 'incumbent.backend' is missing (what production runs today)")
+        if self.candidate.port and self.candidate.port == self.incumbent.port:
+            mistakes.add(node.get("candidate") or node, f"{node.path}: candidate.port is the incumbent's; give another, or 0 for any")
         if not self.candidate.release:
             mistakes.add(node.get("candidate") or node, f"{node.path}: candidate.release cannot be false: the release is what is proved")
 

@@ -183,6 +183,8 @@ def test_settings_with_defaults():
         ("incumbent: {backend: a}\nserver:\n  python: /x/python\n", "p.yaml:[23].*'model' is missing"),
         ("incumbent: {backend: a}\nlatency: {pairs: 1}\n", "p.yaml:2"),
         ("incumbent: {backend: a}\noutputs: {}\n", "p.yaml:2.*output"),
+        ("incumbent: {backend: a, port: 4000}\ncandidate: {port: 4000}\n", "p.yaml:2.*candidate.port is the incumbent's"),
+        ("incumbent: {backend: a}\ncandidate: {release: false}\n", "p.yaml:2.*candidate.release cannot be false"),
     ],
 )
 def test_settings_mistakes_have_their_line(text, message):
