@@ -23,6 +23,12 @@ from launch import launch_plan
 from place import NEVER, HostFault, Place, alive, boot_id, pid_space, process_identity, read_json, remove, uptime, write_json
 
 ACTIVE = ("armed", "confirmed", "reverting")
+OVER = {  # what to make of a lease that is over
+    "kept": "The release stays.",
+    "reverting": "The host is going back to its previous release; look again when it has.",
+    "reverted": "The host is back on its previous release.",
+    "revert_failed": "Look at the service's log and start it by hand.",
+}
 TICK = 0.25  # seconds between looks at the lease
 STALE = 20 * TICK  # a heartbeat older than this means a stopped guard
 START_SECONDS = 10.0
@@ -43,7 +49,8 @@ def require_active(lease, lease_id):
     if not lease or lease["id"] != lease_id:
         raise HostFault("lease_unknown", "there is no lease %s on this host" % lease_id, "Another run has replaced it; look at the audit log.")
     if lease["state"] not in ("armed", "confirmed"):
-        raise HostFault("lease_over", "the lease is already %s: %s" % (lease["state"], lease.get("reason", "")), "The host runs its previous release.", state=lease["state"])
+        why = ": %s" % lease["reason"] if lease["reason"] else ""
+        raise HostFault("lease_over", "the lease is already %s%s" % (lease["state"], why), OVER[lease["state"]], state=lease["state"])
     late = _seconds_late(lease)
     if late > 0:
         raise HostFault("lease_expired", "the lease ran out %.1f s ago" % late, "The host is going back to its previous release.", late=late)
