@@ -4,10 +4,11 @@
 // on its N, which may be any multiple of 8:
 //   S^T[64 keys x rows]  = K[64 x 576] * Q^T          A = key tile, B = Q, both K-major in 128-byte swizzle
 //   O^T[512 x rows]     += V^T[512 x 64] * P^T        A = the same key tile read M-major, B = P
-// One block of two warpgroups per multiprocessor, two 64-key buffers. Warpgroup g owns the tiles of buffer g: it gathers
-// their key rows with cp.async (any page size), computes S and the softmax, and puts P over the rope columns of the tile,
-// dead once S is done, plus one KiB shared by both buffers. Both warpgroups then accumulate half of O^T each in registers
-// (256 latents x rows), after which the owner fills its buffer anew while the other computes the next S.
+// One block per multiprocessor, three warpgroups, two 64-key buffers. The last warpgroup only gathers key rows with cp.async
+// (any page size; it has to be its own, because the copies stall their issuer while memory is busy). Consumer g owns the
+// tiles of buffer g: it computes S and the softmax, and puts P over the rope columns of the tile, dead once S is done, plus
+// one KiB shared by both buffers. Both consumers then accumulate half of O^T each in registers (256 latents x rows) and
+// free the tile half by half.
 //
 // Softmax is online in base 2 with a lazy reference: a row's reference moves only when a score exceeds it by more than
 // 8 (P stays below 256 = exact in range), so the cross-warp maximum and the rescaling of O are rare. Sums stay per thread
@@ -19,25 +20,12 @@ namespace va {
 namespace hopper {
 namespace {
 
-#ifdef VA_TRACE
-// Where time goes: events under 10 add the clocks since the last event to a sum, the others are stored with their time.
-__device__ long long trace_buffer[132 * 2 * 128];
-#define TRACE_ARGS , unsigned &trace_last, unsigned (&trace_sum)[8]
-#define TRACE_PASS , trace_last, trace_sum
-#define TRACE_INIT int trace_at = 16; unsigned trace_last = clock(), trace_sum[8] = {}; long long *trace_to = trace_buffer + (blockIdx.x * 2 + threadIdx.x / 128) * 128;
-#define TRACE(e) do { if ((e) < 10) { unsigned t = clock(); trace_sum[(e) & 7] += t - trace_last, trace_last = t; } else TRACE_EVENT(e); } while (0)
-#define TRACE_EVENT(e)
-#define TRACE_OUT(e) do { trace_last = clock(); if ((threadIdx.x & 127) == 0 && trace_at < 126) { trace_to[trace_at] = e, trace_to[trace_at + 1] = clock64(), trace_at += 2, trace_to[trace_at] = 0; for (int i = 0; i < 8; ++i) trace_to[i] = trace_sum[i]; } } while (0)
-#else
-#define TRACE_ARGS
-#define TRACE_PASS
-#define TRACE_INIT
-#define TRACE(e)
-#define TRACE_OUT(e)
-#endif
 
 
-constexpr int kThreads = kMergers;
+constexpr int kThreads = kMergers + 128;
+// Together what the launch hands out: 384 threads of 168.
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
 constexpr float kSlack = 8.f;  // log2 of the largest P
 constexpr int kLatent = 512, kRow = 576;
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time): known addresses make
@@ -49,7 +37,9 @@ template <int kRows> struct Shared {
   static constexpr int kQChunk = kRows * 128;  // 64 columns of Q
   static constexpr int kLatent0 = 9 * kQChunk, kRope0 = kLatent0 + 65536, kExtra = kRope0 + 8192;
   static constexpr int kRope1 = kExtra + 1024, kLatent1 = kRope1 + 8192, kMisc = kLatent1 + 65536;
-  static constexpr int kRescale = kMisc, kItems = kMisc + 16, kReference = kItems + 3 * 96;
+  // mbarriers, for halves of the columns where there are four: [buffer][half]
+  static constexpr int kFull = kMisc, kEmpty = kMisc + 32, kQFull = kMisc + 64, kDrained = kMisc + 72, kDealt = kMisc + 80;
+  static constexpr int kRescale = kMisc + 104, kItems = kMisc + 112, kReference = kItems + 3 * 96;
   static constexpr int kAlpha = kReference + kRows * 4, kBytes = kMisc + 1024;
   static_assert(kAlpha + kRows * 4 <= kBytes && kQChunk % 1024 == 0, "layout");
 
@@ -59,7 +49,14 @@ template <int kRows> struct Shared {
 };
 
 /* Named barriers; those of a pair are one per buffer. */
-enum Barrier { kOwn = 2, kProbs = 4, kFree = 6, kExtraKiB = 8, kQReady = 10 };
+enum Barrier { kOwn = 2, kProbs = 4, kExtraKiB = 6 };
+
+/* Tiles done so far by this block: the buffer, which is also the owner, and the parity of its mbarriers. */
+struct Turn {
+  int count = 0;
+  __device__ __forceinline__ int buffer() const { return count & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return (count >> 1) & 1; }
+};
 
 // ---- loads --------------------------------------------------------------------------------------------------------
 
@@ -78,7 +75,8 @@ __device__ __forceinline__ int find_key(const Params &p, const Plan &plan, const
 }
 
 template <typename T> __device__ __forceinline__ const char *row_at(const Params &p, int place) {
-  if (place < 0 && place != kNoKey) return reinterpret_cast<const char *>(static_cast<const T *>(p.draft_kv) + (-1 - place) * p.draft_row_stride);
+  if (place < 0 && place != kNoKey)
+    return reinterpret_cast<const char *>(static_cast<const T *>(p.draft_kv) + (-1 - place) * p.draft_row_stride);
   return reinterpret_cast<const char *>(static_cast<const T *>(p.kv_pool) + (place == kNoKey ? 0 : place) * p.kv_row_stride);
 }
 
@@ -94,7 +92,7 @@ template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Pa
 #pragma unroll
     for (int c = 0; c < 9; ++c) copy16(to + c * Shared<kRows>::kQChunk, from + c * 128, valid ? 16 : 0);
   }
-  copies_commit();
+  barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
 }
 
 /* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. Lane l knows where row l is. */
@@ -113,38 +111,49 @@ __device__ __forceinline__ void copy_chunks(const Params &p, int place, int buff
   }
 }
 
-/* Start copying the tile whose keys `place` names, in two groups: latents 0..255, the rest. */
-template <typename T, int kRows> __device__ __forceinline__ void copy_tile(const Params &p, int place, int buffer) {
-  copy_chunks<T, kRows, 0, 4>(p, place, buffer);
-  copies_commit();
-  copy_chunks<T, kRows, 4, 9>(p, place, buffer);
-  copies_commit();
-}
-
-/* Where the lane's row of the tile at `key` is (lanes 0..15). */
-__device__ __forceinline__ int find_row(const Params &p, const Plan &plan, const Item &item, int key) {
-  int thread = threadIdx.x & 127;
-  return find_key(p, plan, item, key + (thread >> 5) * 16 + (thread & 15));
+/* The producer warpgroup: Q, then the tiles, of one item after the other. */
+template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
+  using S = Shared<kRows>;
+  int thread = threadIdx.x & 127, row = (thread >> 5) * 16 + (thread & 15);
+  Turn turn;
+  for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
+    const Item &item = items[at];
+    barrier_wait(kBase + S::kDealt + at * 8, (k / 3) & 1);
+    if (item.kind != kCompute) return;
+    int key = item.key_begin, end = item.key_end, place = find_key(p, plan, item, key + row);
+    if (k) barrier_wait(kBase + S::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
+    copy_q<T, kRows>(p, item);
+    for (; key < end; ++turn.count) {
+      int buffer = turn.buffer();
+      uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
+      barrier_wait(empty, turn.parity() ^ 1);
+      copy_chunks<T, kRows, 0, 4>(p, place, buffer);
+      barrier_arrive_after_copies(full);
+      barrier_wait(empty + 8, turn.parity() ^ 1);
+      copy_chunks<T, kRows, 4, 9>(p, place, buffer);
+      barrier_arrive_after_copies(full + 8);
+      key += kTile;
+      if (key < end) place = find_key(p, plan, item, key + row);
+    }
+  }
 }
 
 // ---- matrix work and softmax ----------------------------------------------------------------------------------------------------
 
 /* S^T of the tile in `buffer`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
-template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(float (&s)[kRows / 2]) {
+template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(uint32_t parity, float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
   uint64_t latents = operand(kBase + S::latents(kGroup)), rope = operand(kBase + S::rope(kGroup)), q = operand(kBase);
-  copies_wait<1>();
+  barrier_wait(kBase + S::kFull + kGroup * 16, parity);
   fence_async_proxy();
-  sync_threads(kOwn + kGroup, 128);
   pin(s);
   wgmma_begin();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, i > 0);
   wgmma_commit();
-  copies_wait<0>();
+  barrier_wait(kBase + S::kFull + kGroup * 16 + 8, parity);
   fence_async_proxy();
-  sync_threads(kOwn + kGroup, 128);
   wgmma_begin();
 #pragma unroll
   for (int i = 16; i < 32; ++i)
@@ -243,7 +252,7 @@ __device__ __forceinline__ void softmax(float scale, char *shared, int buffer, b
   }
   bool moving = first || masked || sync_any(kOwn + buffer, 128, most > kSlack);
   // The KiB shared by both buffers (and alpha) is read by the tile before.
-  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kThreads);
+  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);
   if (moving) move_reference<kRows>(shared, buffer, first, s, sum);
   if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
 
@@ -260,7 +269,7 @@ __device__ __forceinline__ void softmax(float scale, char *shared, int buffer, b
   if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[0], packed[1]);
   fence_async_proxy();
   sync_threads(kOwn + buffer, 128);
-  arrive_threads(kProbs + buffer, kThreads);
+  arrive_threads(kProbs + buffer, kMergers);
 }
 
 /* O^T += V^T P^T of the tile in `buffer`. */
@@ -271,12 +280,18 @@ template <typename T, int kRows, int kGroup, int kBuffer> __device__ __forceinli
   for (int i = 0; i < 4; ++i) pin(o[i]);
   wgmma_begin();
 #pragma unroll
-  for (int i = 0; i < 16; ++i)
-    Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 8) * 2048 + (i / 4) % 2 * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  for (int i = 0; i < 8; ++i) Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
   wgmma_commit();
-  wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) pin(o[i]);
+  for (int i = 0; i < 8; ++i)
+    Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], latents + 2048 + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  wgmma_commit();
+  wgmma_wait<1>();
+  pin(o[0]), pin(o[1]);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16);
+  wgmma_wait<0>();
+  pin(o[2]), pin(o[3]);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16 + 8);
 }
 
 /* Shrink O (and the sums, in the warpgroup that did not compute this tile's S) to the rows' new references. */
@@ -309,22 +324,37 @@ __device__ __forceinline__ void finish_rows(const Params &p, const Item &item, c
     float total = 0.f, max = reinterpret_cast<const float *>(shared + S::kReference)[n];
 #pragma unroll 16
     for (int i = 0; i < 64; ++i) total += scratch[i * kRows + n];
-    if (item.parts > 1) __stcg(ws.states + item.slot(item.part) * kRows + n, make_float2(max, total));
+    if (item.parts > 1) __stcg(ws.states + item.slot(item.part) * (kRows + 4) + n, make_float2(max, total));
     else if (p.lse && n < item.rows) p.lse[item.first_row + n] = natural_lse(max, total, item.broken);
     reinterpret_cast<float *>(shared + S::kAlpha)[n] = normaliser(total, item.broken);
   }
   sync_threads(kAll, kMergers);
 }
 
-/* The item's O to the workspace, as the registers have it; counts the part in. */
+/* The item's O to the workspace, as the registers have it but in halves; counts the part in. */
 template <int kRows>
-__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, const float (&o)[4][kRows / 2]) {
-  float4 *to = ws.values + item.slot(item.part) * (kRows * 128) + (threadIdx.x >> 7) * 512 + (threadIdx.x & 127);
+__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, float (&o)[4][kRows / 2]) {
+  int group = threadIdx.x >> 7;
+  float largest = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < kRows / 2; ++j) largest = fmaxf(largest, fabsf(o[i][j]));
+  float2 scale = half_scale(__reduce_max_sync(~0u, __float_as_uint(largest)));
+  int64_t slot = item.slot(item.part);
+  if ((threadIdx.x & 31) == 0)
+    __stcg(reinterpret_cast<float *>(ws.states + slot * (kRows + 4) + kRows) + (threadIdx.x >> 5), scale.y);
+  uint4 *to = ws.values + slot * (kRows * 64) + group * 256 + (threadIdx.x & 127);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      __stcg(to + j * 1024 + i * 128, make_float4(o[i][4 * j], o[i][4 * j + 1], o[i][4 * j + 2], o[i][4 * j + 3]));
+    for (int i = 0; i < 4; i += 2) {
+      uint32_t h[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        h[k] = pack2<__half>(o[i + k / 2][4 * j + k % 2 * 2] * scale.x, o[i + k / 2][4 * j + k % 2 * 2 + 1] * scale.x);
+      __stcg(to + j * 512 + i * 64, make_uint4(h[0], h[1], h[2], h[3]));
+    }
   sync_threads(kAll, kMergers);
   if (threadIdx.x == 0)  // release: with the barrier before it, covers every thread's stores
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
@@ -354,115 +384,70 @@ __device__ __forceinline__ void store_whole(const Params &p, const Item &item, c
   const char *from = shared + S::kRope1;
   uint4 *out = reinterpret_cast<uint4 *>(static_cast<T *>(p.out) + item.first_row * kLatent);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < item.rows * 64; i += kThreads)
+  for (int i = threadIdx.x; i < item.rows * 64; i += kMergers)
     out[i] = *reinterpret_cast<const uint4 *>(from + (i >> 6) * 1024 + (((i & 63) ^ ((i >> 6) & 7)) << 4));
   sync_threads(kAll, kMergers);
 }
 
 /* One tile: S and softmax in its owner, then O in both. */
 template <typename T, int kRows>
-__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, int buffer,
-                                     int &place, float (&o)[4][kRows / 2], float (&sum)[kRows / 4] TRACE_ARGS) {
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn,
+                                     uint32_t q_parity, float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int group = threadIdx.x >> 7, left = item.key_end - key;
-  bool own = buffer == group, first = key == item.key_begin;
+  int group = threadIdx.x >> 7, buffer = turn.buffer();
+  bool own = buffer == group;
   if (own) {
     float s[kRows / 2];
-    bool masked = key + kTile > min(item.key_end, item.prefix);
+    bool first = key == item.key_begin, masked = key + kTile > min(item.key_end, item.prefix);
     unsigned hidden[2] = {0, 0};
     if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
-    if (first) sync_threads(kQReady, kThreads);
-    TRACE(1);
-    if (group) scores<T, kRows, 1>(s);
-    else scores<T, kRows, 0>(s);
-    TRACE(2);
+    if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
+    if (group) scores<T, kRows, 1>(turn.parity(), s);
+    else scores<T, kRows, 0>(turn.parity(), s);
     softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, masked, hidden, s, sum);
-    TRACE(3);
   } else {
-    sync_threads(kProbs + buffer, kThreads);
-    TRACE(4);
+    sync_threads(kProbs + buffer, kMergers);
   }
   if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
   if (group == 0 && !buffer) values<T, kRows, 0, 0>(o);
   else if (group == 0) values<T, kRows, 0, 1>(o);
   else if (!buffer) values<T, kRows, 1, 0>(o);
   else values<T, kRows, 1, 1>(o);
-  TRACE(5);
-  if (!own) {
-    arrive_threads(kFree + buffer, kThreads);
-    return;
-  }
-  if (left > kTile) arrive_threads(kExtraKiB + buffer, kThreads);  // the next tile's P may use the shared KiB
-  sync_threads(kFree + buffer, kThreads);
-  if (left > 2 * kTile) {
-    copy_tile<T, kRows>(p, place, buffer);
-    place = find_row(p, plan, item, key + 4 * kTile);
-  }
-  TRACE(6);
+  if (own && key + kTile < item.key_end) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
 }
 
 template <typename T, int kRows>
-__device__ __forceinline__ void attend(const Params &p, const Plan &plan, char *shared, Workspace ws) {
+__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, Workspace ws) {
   using S = Shared<kRows>;
   Item *items = reinterpret_cast<Item *>(shared + S::kItems);
-  bool deals = threadIdx.x >= 128 && threadIdx.x < 160;
+  bool deals = threadIdx.x >= 128 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
   Dealer<kRows> dealer;
-  int group = threadIdx.x >> 7, place = kNoKey;
-  bool started = false;
-  TRACE_INIT
-  TRACE_OUT(10);
-  if (deals) dealer.open(p, plan), dealer.deal(p, plan, &items[0]);
-  sync_threads(kAll, kThreads);
-  TRACE_OUT(11);
-  // Three slots of items: some threads may still look at the one before. The first round only starts the copies.
-  for (int k = 2;; k = k == 2 ? 0 : k + 1) {
+  Turn turn;
+  auto deal = [&](int at) {
+    dealer.deal(p, plan, &items[at]);
+    __syncwarp();
+    if (speaks) barrier_arrive(kBase + S::kDealt + at * 8);
+  };
+  if (deals) dealer.open(p, plan), deal(0);
+  sync_threads(kAll, kMergers);
+  uint32_t q_parity = 0;
+  for (int k = 0;; q_parity ^= 1) {
     const Item &item = items[k];
-    Item &next = items[k == 2 ? 0 : k + 1];
-    bool begun = started;
-    started = true;
+    k = k == 2 ? 0 : k + 1;  // three slots: some threads may still look at the item before
+    if (item.kind == kEnd) break;
+    if (deals) deal(k);
+    if (item.kind == kMerge) {
+      merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
+      continue;
+    }
     float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
-    if (begun) {
-      if (item.kind == kEnd) {
-        TRACE_OUT(18);
-        return;
-      }
-      if (item.kind == kMerge) {
-        if (deals) dealer.deal(p, plan, &next);
-        TRACE_OUT(16);
-        merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
-        TRACE_OUT(17);
-        continue;
-      }
-      if (group) {
-        copies_wait<2>();
-        fence_async_proxy();
-        arrive_threads(kQReady, kThreads);
-        if (deals) dealer.deal(p, plan, &next);
-      }
-      TRACE_OUT(12);
-      int buffer = 0;
-      for (int key = item.key_begin; key < item.key_end; key += kTile, buffer ^= 1)
-        tile<T, kRows>(p, plan, item, shared, key, buffer, place, o, sum TRACE_PASS);
-      TRACE_OUT(13);
-      finish_rows<kRows>(p, item, ws, shared, sum);
-      TRACE_OUT(14);
-    }
-    // The next item's Q (warpgroup 1) and first tile (0), the results, then its second tile: results pass through buffer 1.
-    bool more = next.kind == kCompute;
-    int key = next.key_begin + group * kTile;
-    if (more) {
-      place = find_row(p, plan, next, key);
-      if (group) copy_q<T, kRows>(p, next);
-      else copy_tile<T, kRows>(p, place, 0);
-    }
-    if (begun && item.parts == 1) store_whole<T, kRows>(p, item, shared, o);
-    if (more && group) {
-      if (key < next.key_end) copy_tile<T, kRows>(p, place, 1);
-      else copies_commit(), copies_commit();
-    }
-    if (more) place = find_row(p, plan, next, key + 2 * kTile);
-    if (begun && item.parts > 1) store_part<kRows>(item, ws, o);
-    TRACE_OUT(15);
+    for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count)
+      tile<T, kRows>(p, plan, item, shared, key, turn, q_parity, o, sum);
+    finish_rows<kRows>(p, item, ws, shared, sum);
+    bool whole = item.parts == 1;
+    if (whole) store_whole<T, kRows>(p, item, shared, o);
+    if (speaks) barrier_arrive(kBase + S::kDrained);
+    if (!whole) store_part<kRows>(item, ws, o);
   }
 }
 
@@ -471,17 +456,40 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout<kRows> layout) {
   using S = Shared<kRows>;
   extern __shared__ __align__(1024) char shared[];
-  if (shared_address(shared) != kBase) __trap();
+  if (threadIdx.x == 0) {
+    if (shared_address(shared) != kBase) __trap();
+    for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
+    for (int i = 0; i < 3; ++i) barrier_init(kBase + S::kDealt + i * 8, 1);
+    barrier_init(kBase + S::kQFull, 128), barrier_init(kBase + S::kDrained, 8);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x >= kMergers) {
+    give_registers<kProducerRegisters>();
+    return produce<T, kRows>(p, plan, reinterpret_cast<const Item *>(shared + S::kItems));
+  }
+  take_registers<kConsumerRegisters>();
   char *ws = static_cast<char *>(p.workspace);
-  attend<T, kRows>(p, plan, shared, Workspace{reinterpret_cast<unsigned *>(ws), reinterpret_cast<float2 *>(ws + layout.kStates),
-                                              reinterpret_cast<float4 *>(ws + layout.values())});
+  consume<T, kRows>(p, plan, shared, Workspace{reinterpret_cast<unsigned *>(ws), reinterpret_cast<float2 *>(ws + layout.kStates),
+                                              reinterpret_cast<uint4 *>(ws + layout.values())});
 }
 
 // ---- host ---------------------------------------------------------------------------------------------------------
 
+int64_t units_of(const Params *p) { return p->streams * ceil_div(int64_t(p->max_prefix) + p->max_q, kTile); }
+
+/* Rows of a row tile: few rows mean small partial results to merge, many rows fewer passes over the keys. Clocks measured. */
 int rows_a_tile(const Params *p) {
-  int64_t rows = int64_t(p->heads) * p->max_q;
-  return rows <= 24 ? 24 : rows <= 48 ? 48 : 72;
+  const int sizes[3] = {24, 48, 72}, tile[3] = {3000, 3700, 4400}, merge = 250;
+  int blocks = multiprocessors() ? multiprocessors() : 132, best = 72;
+  if (p->chunk) return 72;  // which rows share a tile must not depend on the batch
+  int64_t rows = int64_t(p->heads) * p->max_q, least = INT64_MAX;
+  for (int i = 2; i >= 0; --i) {
+    int64_t tiles = ceil_div(rows, sizes[i]), lanes = tiles < blocks ? tiles : blocks, groups = blocks / lanes;
+    int64_t cost = ceil_div(tiles, lanes) * ceil_div(units_of(p), groups) * tile[i] + (groups > 1) * merge * sizes[i];
+    if (cost < least) least = cost, best = sizes[i];
+  }
+  return best;
 }
 
 Plan plan_of(const Params *p, int rows) {
@@ -515,19 +523,14 @@ template <typename T, int kRows> int launch(const Params *p) {
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
   config.attrs = &cooperative, config.numAttrs = 1;
-#ifdef VA_NOCOOP
-  config.numAttrs = 0;
-#endif
   cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
   return status == cudaSuccess ? 0 : fail("hopper: %s", cudaGetErrorString(status));
 }
 
 template <typename T> int launch_rows(const Params *p) {
   switch (rows_a_tile(p)) {
-#ifndef VA_HOPPER_ONLY72
     case 24: return launch<T, 24>(p);
     case 48: return launch<T, 48>(p);
-#endif
     default: return launch<T, 72>(p);
   }
 }
@@ -563,12 +566,7 @@ extern "C" const char *verify_attn_hopper_refuse(const verify_attn_params *p) {
 
 extern "C" int verify_attn_hopper_run(const verify_attn_params *p) {
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
-#ifndef VA_HOPPER_ONLY72
   if (p->dtype == VA_FLOAT16) return va::hopper::launch_rows<__half>(p);
-#endif
   return va::hopper::launch_rows<__nv_bfloat16>(p);
 }
 
-#ifdef VA_TRACE
-extern "C" int verify_attn_hopper_trace(long long *to) { return cudaMemcpyFromSymbol(to, va::hopper::trace_buffer, sizeof(va::hopper::trace_buffer)); }
-#endif

@@ -2,8 +2,8 @@
 //
 // All blocks are resident (cooperative launch). Each writes its partial results, counts itself in, waits for the other
 // parts of the row tile and merges its own 1/parts of the elements, always adding in part order: reruns give the same bits.
-// Values travel in the order in which wgmma leaves them in registers (a "position" is one thread's 2 rows x 2 latents),
-// rows outermost, so a block's slice touches few rows.
+// Values travel as fp16 under one power of two a warp (11 bits of them, where the output keeps 8), in the order in which wgmma
+// leaves them in registers: a "position" is one thread's 2 rows x 4 latents; rows outermost, so a slice touches few rows.
 #pragma once
 #include "hopper_ptx.cuh"
 #include "hopper_work.cuh"
@@ -11,13 +11,13 @@
 namespace va {
 namespace hopper {
 
-constexpr int kMergers = 256;  // threads of a block
+constexpr int kMergers = 256;  // threads of both consumer warpgroups
 constexpr int kAll = 1;        // the named barrier of all of them
 
 struct Workspace {
   unsigned *counters;  // pairs: parts that arrived, blocks that left
-  float2 *states;      // [slot][row]: max, sum
-  float4 *values;      // [slot][position]
+  float2 *states;      // [slot][row]: max, sum; then the scales of the 8 warps, two by two
+  uint4 *values;       // [slot][position]: for latents d, d + 8, d + 64, d + 72, rows n and n + 1 as halves
 };
 
 /* Two rows x two latents to the output: {row n, row n + 1} at latent d, then the same at latent d + 8. */
@@ -32,8 +32,26 @@ __device__ __forceinline__ int latent_of(int block, int thread) {
   return 64 * ((tile >> 1) * 4 + group * 2 + (tile & 1)) + 16 * (thread >> 5) + ((thread & 31) >> 2);
 }
 
-__device__ __forceinline__ void add_scaled(float4 &sum, float4 v, float first, float second) {
-  sum.x += first * v.x, sum.y += second * v.y, sum.z += first * v.z, sum.w += second * v.w;
+/* 16 bytes past L1. Volatile, so that a batch of loads stays a batch: the compiler would move each to its use. */
+__device__ __forceinline__ uint4 load16(const void *from) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
+
+__device__ __forceinline__ void add(float4 &sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+
+/* sum += {first, second} (of rows n, n + 1) times the halves of a and b. */
+__device__ __forceinline__ void add_scaled(float4 &sum, uint32_t a, uint32_t b, float first, float second) {
+  float2 low = __half22float2(*reinterpret_cast<__half2 *>(&a)), high = __half22float2(*reinterpret_cast<__half2 *>(&b));
+  sum.x += first * low.x, sum.y += second * low.y, sum.z += first * high.x, sum.w += second * high.y;
+}
+
+/* The power of two that brings values of at most `largest` (float bits, sign cleared) below 2^15, and its inverse. Beside an
+ * infinite value, a scale that keeps ordinary ones. */
+__device__ __forceinline__ float2 half_scale(uint32_t largest) {
+  uint32_t exponent = largest >= 0x7f800000u ? 168u : max(largest >> 23, 15u);
+  return make_float2(__uint_as_float((268 - exponent) << 23), __uint_as_float((exponent - 14) << 23));
 }
 
 /* Wait until all parts of the item's row tile are in the workspace. */
@@ -56,86 +74,105 @@ __device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item
   }
 }
 
+/* Weight of every part for rows row0 .. row0 + columns: weights[j * stride + n], normalised; lse of those rows (blocks that
+ * share a row write the same value). `weights` holds the parts' maxima, `sums` their sums. */
+__device__ __forceinline__ void weigh_parts(const Params &p, const Item &item, int row0, int columns, int parts, int stride,
+                                            float *weights, const float *sums) {
+  int lane = threadIdx.x & 31;
+  for (int n = threadIdx.x >> 5; n < columns; n += kMergers / 32) {
+    float max = -INFINITY, sum = 0.f;
+#pragma unroll 1
+    for (int j = lane; j < parts; j += 32) max = fmaxf(max, weights[j * stride + n]);
+    for (int step = 16; step; step >>= 1) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
+#pragma unroll 1
+    for (int j = lane; j < parts; j += 32) sum += weight(weights[j * stride + n], max) * sums[j * stride + n];
+    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+    float factor = normaliser(sum, item.broken);
+#pragma unroll 1
+    for (int j = lane; j < parts; j += 32) weights[j * stride + n] = factor * weight(weights[j * stride + n], max);
+    if (lane == 0 && p.lse && row0 + n < item.rows)
+      p.lse[item.first_row + row0 + n] = natural_lse(max, sum, item.broken);
+  }
+}
+
 /* Merge this block's slice of a row tile. `scratch`: shared memory, free of other use; states of up to kMaxParts parts fit.
  * threadIdx.x < kMergers. */
 template <typename T, int kRows>
 __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
-  const float2 *states = ws.states;
-  const float4 *values = ws.values;
-  constexpr int kPositions = kRows * 128, kBatch = 12;  // loads in flight a thread
-  int first = item.part * kPositions / item.parts, last = (item.part + 1) * kPositions / item.parts;
-  if (first == last) return;
-  int row0 = first / 1024 * 8, columns = (last - 1) / 1024 * 8 + 8 - row0, stride = columns + 1;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float2 *totals = reinterpret_cast<float2 *>(scratch);  // per column: max, sum
-  float *weights = scratch + 2 * kRows, *sums = weights + item.parts * stride;
-  float4 *partial = reinterpret_cast<float4 *>(scratch);  // reuses everything, after a barrier
+  constexpr int kPositions = kRows * 64, kStates = kRows + 4, kBatch = 12;  // kBatch: loads in flight a thread
+  int parts = item.parts, rows = item.rows, thread = threadIdx.x;
+  int64_t step = item.slot_step, shift = item.slot_shift;
+  int first = item.part * kPositions / parts, last = (item.part + 1) * kPositions / parts, count = last - first;
+  if (count == 0) return;
+  int row0 = first / 512 * 8, columns = (last - 1) / 512 * 8 + 8 - row0, stride = columns + 1;
+  float *scales = scratch, *weights = scales + parts * 8, *sums = weights + parts * stride;
 
-  for (int i = threadIdx.x; i < item.parts * columns / 2; i += kMergers) {
-    int j = i / (columns / 2), n = i % (columns / 2) * 2;
-    float4 two = __ldcg(reinterpret_cast<const float4 *>(states + item.slot(j) * kRows + row0 + n));
-    weights[j * stride + n] = two.x, sums[j * stride + n] = two.y;
-    weights[j * stride + n + 1] = two.z, sums[j * stride + n + 1] = two.w;
-  }
-  sync_threads(kAll, kMergers);
-  for (int n = warp; n < columns; n += kMergers / 32) {
-    float max = -INFINITY, sum = 0.f;
-    for (int j = lane; j < item.parts; j += 32) max = fmaxf(max, weights[j * stride + n]);
-    for (int step = 16; step; step >>= 1) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-    for (int j = lane; j < item.parts; j += 32) {
-      float w = weight(weights[j * stride + n], max);
-      weights[j * stride + n] = w;
-      sum += w * sums[j * stride + n];
-    }
-    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane == 0) totals[n] = make_float2(max, sum);
-  }
-  sync_threads(kAll, kMergers);
-
-  T *out = static_cast<T *>(p.out) + item.first_row * 512;
-  auto finish = [&](int position, float4 v, float2 low, float2 high) {
-    int thread = position % 128, block = position / 128 % 8, n = position / 1024 * 8 + thread % 4 * 2;
-    float a = normaliser(low.y, item.broken), b = normaliser(high.y, item.broken);
-    put(out, n, item.rows, latent_of(block, thread), make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
-    if (p.lse && block == 0 && thread < 4) {
-      if (n < item.rows) p.lse[item.first_row + n] = natural_lse(low.x, low.y, item.broken);
-      if (n + 1 < item.rows) p.lse[item.first_row + n + 1] = natural_lse(high.x, high.y, item.broken);
-    }
-  };
-  auto gather = [&](int position, int from, int step) {
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    int n = position / 1024 * 8 + position % 4 * 2 - row0;
-    for (int j = from; j < item.parts; j += kBatch * step) {
-      float4 v[kBatch];
+  const float2 *states = ws.states + item.slot_base * kStates;
+  int pairs = columns / 2 + 2;  // of states; the last two are the scales
+#pragma unroll 1
+  for (int i = thread; i < parts * pairs; i += 4 * kMergers) {
+    uint4 two[4];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) v[i] = __ldcg(values + item.slot(min(j + i * step, item.parts - 1)) * kPositions + position);
+    for (int b = 0; b < 4; ++b) {
+      int at = min(i + b * kMergers, parts * pairs - 1), j = at / pairs, n = (at - j * pairs) * 2;
+      two[b] = load16(states + (j * step - (j ? shift : 0)) * kStates + (n < columns ? row0 + n : kRows + n - columns));
+    }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        int at = min(j + i * step, item.parts - 1) * stride + n;
-        if (j + i * step < item.parts) add_scaled(sum, v[i], weights[at], weights[at + 1]);
+    for (int b = 0; b < 4; ++b) {
+      int at = i + b * kMergers, j = at / pairs, n = (at - j * pairs) * 2;
+      if (at >= parts * pairs) break;
+      if (n >= columns) {
+        reinterpret_cast<uint4 *>(scales)[j * 2 + (n - columns) / 2] = two[b];
+      } else {
+        weights[j * stride + n] = __uint_as_float(two[b].x), sums[j * stride + n] = __uint_as_float(two[b].y);
+        weights[j * stride + n + 1] = __uint_as_float(two[b].z), sums[j * stride + n + 1] = __uint_as_float(two[b].w);
       }
     }
-    return sum;
-  };
-
-  int positions = last - first, teams = kMergers / positions;
-  if (teams <= 1) {
-    for (int at = first + threadIdx.x; at < last; at += kMergers) {
-      int n = at / 1024 * 8 + at % 4 * 2 - row0;
-      finish(at, gather(at, 0, 1), totals[n], totals[n + 1]);
-    }
-    return;
   }
-  int team = threadIdx.x / positions, at = first + threadIdx.x % positions;
-  int n = at / 1024 * 8 + at % 4 * 2 - row0;
-  float4 sum = team < teams ? gather(at, team, teams) : make_float4(0.f, 0.f, 0.f, 0.f);
-  float2 low = totals[n], high = totals[n + 1];
   sync_threads(kAll, kMergers);
-  partial[threadIdx.x] = sum;
+  weigh_parts(p, item, row0, columns, parts, stride, weights, sums);
   sync_threads(kAll, kMergers);
-  if (team == 0) {
-    for (int k = 1; k < teams; ++k) add_scaled(sum, partial[k * positions + threadIdx.x], 1.f, 1.f);
-    finish(at, sum, low, high);
+
+  // Teams share a position's parts. How many depends on the parts alone, so that a row's bits do not depend on kRows.
+  int teams = parts < 14 ? 1 : parts < 28 ? 2 : 4, seats = kMergers / teams, team = thread / seats;
+  float4 *partial = reinterpret_cast<float4 *>(scratch + (parts * (8 + 2 * stride) + 3) / 4 * 4);
+  T *out = static_cast<T *>(p.out) + item.first_row * 512;
+#pragma unroll 1
+  for (int round = first; round < last; round += seats) {  // the same rounds for every thread
+    int at = round + thread % seats;
+    float4 sum[2] = {};
+    int here = min(at, last - 1), n = here / 512 * 8 + here % 4 * 2, inside = here % 128, block = here / 128 % 4;
+    const uint4 *values = ws.values + item.slot_base * kPositions + here;
+    const float *w = weights + n - row0, *scale = scales + (block >> 1) * 4 + (inside >> 5);
+#pragma unroll 1
+    for (int j = team; j < parts; j += kBatch * teams) {
+      uint4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        int k = min(j + i * teams, parts - 1);
+        v[i] = load16(values + (k * step - (k ? shift : 0)) * kPositions);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        int k = j + i * teams;
+        if (k < parts) {
+          float by = scale[k * 8], a = w[k * stride] * by, b = w[k * stride + 1] * by;
+          add_scaled(sum[0], v[i].x, v[i].y, a, b), add_scaled(sum[1], v[i].z, v[i].w, a, b);
+        }
+      }
+    }
+    if (teams > 1) {
+      sync_threads(kAll, kMergers);
+      partial[thread] = sum[0], partial[kMergers + thread] = sum[1];
+      sync_threads(kAll, kMergers);
+      for (int k = 1; k < teams; ++k) {
+        int other = (k * seats + thread) % kMergers;
+        add(sum[0], partial[other]), add(sum[1], partial[kMergers + other]);
+      }
+    }
+    if (team || at >= last) continue;
+    int d = latent_of((block >> 1) * 4 + (block & 1) * 2, inside);
+    put(out, n, rows, d, sum[0]), put(out, n, rows, d + 64, sum[1]);
   }
 }
 

@@ -1,4 +1,4 @@
-// The Hopper instructions the `hopper` variant is made of: named barriers, cp.async, stmatrix, wgmma and its descriptors.
+// The Hopper instructions the `hopper` variant is made of: mbarriers, named barriers, cp.async, stmatrix, wgmma and its descriptors.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,6 +12,32 @@ __device__ __forceinline__ uint32_t shared_address(const void *at) {
 }
 
 // ---- barriers -----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* Arrive once all earlier cp.async of this thread have landed. Counts as one of the barrier's expected arrivals. */
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ __forceinline__ bool barrier_done(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done;
+}
+
+__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
+  while (!barrier_done(bar, parity)) {
+  }
+}
 
 /* Named barrier among `threads` threads of the block. */
 __device__ __forceinline__ void sync_threads(int id, int threads) {
@@ -35,16 +61,18 @@ __device__ __forceinline__ bool sync_any(int id, int threads, bool vote) {
 /* Orders this thread's (and, after a barrier, other threads' observed) ordinary shared-memory writes before wgmma reads. */
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+template <int kRegisters> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters> __device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // ---- copies -------------------------------------------------------------------------------------------------------
 
 /* 16 bytes from global to shared memory; zeros when `bytes` is 0 instead of 16. */
 __device__ __forceinline__ void copy16(uint32_t to, const void *from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /* Four (two) 8x8 matrices of 16-bit elements, transposed, to the 16-byte rows whose addresses the lanes hold. */

@@ -45,7 +45,7 @@ static_assert(sizeof(Item) <= 96, "the kernel reserves 96 bytes an item");
 
 /* Deals out one block's items. One whole warp; lane i knows stream base + i. */
 template <int kRows> struct Dealer {
-  int base, q_begin, q_len, prefix, broken;  // this lane's stream
+  int base, q_begin, q_len, prefix, broken, page_begin;  // this lane's stream
   int total, workers, worker, begin, end;    // units of all streams; this block's share
   int row_tile, at, stream, first;           // next unit, its stream, that stream's first unit
   int start_stream, start_first, kind;
@@ -58,11 +58,11 @@ template <int kRows> struct Dealer {
   __device__ __forceinline__ void look(const Params &p, int at) {
     base = at;
     int b = at + (threadIdx.x & 31);
-    q_len = prefix = q_begin = broken = 0;
+    q_len = prefix = q_begin = broken = page_begin = 0;
     if (b >= p.streams) return;
     int64_t from = load_index(p.qo_indptr, b, p.index64), to = load_index(p.qo_indptr, b + 1, p.index64);
     prefix = p.prefix_lens[b];
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(p.kv_indptr) + b * (p.index64 ? 8 : 4)));
+    page_begin = static_cast<int>(load_index(p.kv_indptr, b, p.index64));
     q_begin = static_cast<int>(from), q_len = static_cast<int>(to - from);
     broken = q_len > p.max_q || prefix > p.max_prefix || q_len < 0 || prefix < 0;
     q_len = min(max(q_len, 0), p.max_q), prefix = min(max(prefix, 0), p.max_prefix);
@@ -118,6 +118,7 @@ template <int kRows> struct Dealer {
       if (stream < base || stream >= base + 32) look(p, stream);
       int n = __shfl_sync(~0u, q_len, stream - base), length = __shfl_sync(~0u, prefix, stream - base);
       int token = __shfl_sync(~0u, q_begin, stream - base), bad = __shfl_sync(~0u, broken, stream - base);
+      int pages = __shfl_sync(~0u, page_begin, stream - base);
       int units = units_of(plan, n, length), from = at - first, to = plan.chunks ? from + 1 : min(units, end - first);
       int b = stream, b_first = first;
       at += to - from;
@@ -133,7 +134,7 @@ template <int kRows> struct Dealer {
       item->first_row = int64_t(token) * p.heads + row_tile * each;
       item->key_begin = from * plan.unit, item->key_end = min(length + n, to * plan.unit);
       item->prefix = length, item->q_len = n, item->broken = bad, item->q_begin = token;
-      item->page_begin = load_index(p.kv_indptr, b, p.index64);
+      item->page_begin = pages;
       item->mask_begin = p.mask_kind >= VA_MASK_QLEN ? load_index(p.mask_indptr, b, p.index64) : 0;
       item->parts = parts;
       if (plan.chunks) {
@@ -152,8 +153,8 @@ template <int kRows> struct Dealer {
 template <int kRows> struct Layout {
   static constexpr int64_t kStates = kCounters * 8;
   int64_t slots;
-  __host__ __device__ int64_t values() const { return kStates + (slots * kRows * 8 + 255) / 256 * 256; }
-  __host__ __device__ int64_t bytes() const { return values() + slots * kRows * 512 * 4; }
+  __host__ __device__ int64_t values() const { return kStates + (slots * (kRows + 4) * 8 + 255) / 256 * 256; }
+  __host__ __device__ int64_t bytes() const { return values() + slots * kRows * 512 * 2; }
 };
 
 }  // namespace hopper
