@@ -34,6 +34,7 @@ def activate() -> None:
     draft.hook_factory()
     publish.hook_server_info()
     if not on_cuda:
+        _keep_triton_out()
         # SGLang's draft workers synchronise the device without asking whether there is one.
         torch.cuda.synchronize = lambda device=None: None
 
@@ -57,3 +58,15 @@ def _register_backend(name: str) -> None:
 
         return create_backend(name, runner)
 
+
+def _keep_triton_out() -> None:
+    """With pages SGLang looks up a request's last slot by a Triton kernel, unless the backend has one of two names; it brings
+    the same in plain torch, which is what a CPU can run."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def last_slots(req_to_token, requests, lengths):
+        from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+        return get_last_loc_torch(req_to_token, requests, lengths)
+
+    HookRegistry.register("sglang.srt.mem_cache.allocation.get_last_loc_triton", last_slots, HookType.REPLACE)
