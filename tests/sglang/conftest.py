@@ -62,7 +62,7 @@ def serving_environment() -> ServingEnvironment:
 def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callable[..., Run]:
     """Run Phase 2 once in a repository of its own; `sabotage` edits a copy of the kernel that the candidate gets."""
 
-    def run(sabotage: Callable[[Path], None] | None = None, *, candidate: str = "", latency: bool = False, server: str = "") -> Run:
+    def run(sabotage: Callable[[Path], None] | None = None, *, candidate: str = "", server: str = "") -> Run:
         repo = tmp_path / "repo"
         repo.mkdir()
         kernel = KERNEL
@@ -71,7 +71,7 @@ def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callab
             shutil.copytree(KERNEL, kernel, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
             sabotage(kernel)
         (repo / "prompts.json").write_text(json.dumps([{"name": f"p{i}", "kind": "any", "text": t} for i, t in enumerate(PROMPTS)]))
-        (repo / "playbook.yaml").write_text(_playbook(kernel, repo, candidate, latency, server))
+        (repo / "playbook.yaml").write_text(_playbook(kernel, repo, candidate, server))
         (repo / ".gitignore").write_text(".phase/\n")
         for argv in (["init", "-q"], ["config", "user.name", "Test"], ["config", "user.email", "test@example.org"],
                      ["add", "-A"], ["commit", "-q", "-m", "playbook"]):  # fmt: skip
@@ -108,10 +108,8 @@ def processes_of(run: Run) -> list[str]:
     return found
 
 
-def _playbook(kernel: Path, repo: Path, candidate: str, latency: bool, server: str) -> str:
+def _playbook(kernel: Path, repo: Path, candidate: str, server: str) -> str:
     rules = "".join(f"        - {{rule: measurement, metric: {rule}, absent: fail}}\n" for rule in RULES)
-    if latency:
-        rules += "        - {rule: measurement, metric: verify_attention_ratio, at_most: 1.0, absent: fail}\n"
     return f"""schema: phasegate/playbook/v1
 name: case
 kernel: {kernel}/kernel.yaml
