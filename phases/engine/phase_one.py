@@ -42,7 +42,10 @@ def look_around(run: PhaseRun) -> Step:
         free = _require_disk(run.work, run.settings.free_disk_mib)
         ledger_of(run.playbook).preflight()
         device = choose_device(run.settings)
-        facts = contract.describe(run.kernel, device)["facts"]
+        described = contract.describe(run.kernel, device)
+        facts = described["facts"]
+        for what, selection in (("parity", run.settings.parity), ("benchmark", run.settings.benchmark)):
+            contract.select(described[what], selection.cases or None, what)  # a pattern without a case, before minutes of building
         context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; {len(wanted) + len(optional)} architectures; {free} MiB free")
         manifest = {**facts, **compilers, "device": device, "system": platform.platform(), "skipped_architectures": skipped}
         return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}

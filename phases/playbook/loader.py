@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phases.playbook.located import Mistakes, Node, load_text, nearest, read_text
+from phases.playbook.located import load as load_file
 from phases.playbook.phase_kinds import PHASES, SHARED_SECTIONS, PhaseKind, load_object
 from phases.playbook.schema import SCHEMA, LedgerSettings, PhaseSection, Playbook, Review
 from phases.playbook.typed import json_schema, read, setting
@@ -46,6 +47,8 @@ def load(path: Path | str) -> Playbook:
     mistakes.raise_if_any("playbook")
     assert text is not None
     root = load_text(text, shown, mistakes)
+    if not root.value:  # broken YAML, say: what it lacks is no news then
+        mistakes.raise_if_any("playbook")
     playbook = _playbook(path, root, text, mistakes)
     mistakes.raise_if_any("playbook")
     return playbook
@@ -60,6 +63,8 @@ def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook
     if top.kernel and not kernel.is_file():
         mistakes.add(root.get("kernel") or root, f"kernel: there is no file {top.kernel} (looked for {kernel})")
     phases = _phases(top.phases, mistakes) if top.phases else ()
+    if top.phases and kernel.is_file():
+        _unknown_variants(top.phases, kernel, mistakes)
     sections = {key: _by_reader(SHARED_SECTIONS[key], root.get(key), key, mistakes) for key in present}
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Playbook(top.name, path.resolve(), kernel.resolve(), top.ledger, phases, sections, digest)
@@ -70,6 +75,27 @@ def _unknown_top_keys(root: Node, mistakes: Mistakes) -> None:
     for key, _ in root.items():
         if key not in known:
             mistakes.add(root.keys[key], f"unknown key {key!r}{nearest(key, known)}")
+
+
+def _unknown_variants(phases: Node, kernel: Path, mistakes: Mistakes) -> None:
+    """Variants that Phase 1 or its rules name and kernel.yaml does not have: found out late, they cost minutes of measuring.
+
+    What is wrong in kernel.yaml itself is for its own reader.
+    """
+    variants = load_file(kernel, Mistakes()).get("variants")
+    phase = phases.get("build-parity")
+    if not variants or not phase or not (known := [name for name, _ in variants.items()]):
+        return
+    gate = phase.get("gate")
+    rules = gate.get("rules") if gate else None
+    for holder in [phase.get("parity"), phase.get("benchmark"), *(rules.elements() if rules else ())]:
+        if not holder:
+            continue
+        names = [node for key in ("baseline", "candidate", "variant") if (node := holder.get(key))]
+        names += [node for key in ("variants", "may_refuse") if (listed := holder.get(key)) for node in listed.elements()]
+        for node in names:
+            if isinstance(node.value, str) and node.value not in known:
+                mistakes.add(node, f"{node.path}: {kernel.name} has no variant {node.value!r}{nearest(node.value, known)}")
 
 
 def _keys(kind: type[Any]) -> list[str]:

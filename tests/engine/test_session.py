@@ -28,7 +28,7 @@ def test_a_run_leaves_a_verified_checkpoint_and_an_untouched_tree(repository):
 
 
 def test_a_failing_gate_is_recorded_and_exits_4(repository):
-    repository.write_playbook(variant="nobody")
+    repository.write_playbook(variant="rows")
     outcome = repository.run()
     assert outcome.code in (Exit.GATE_FAILED, Exit.INCONCLUSIVE)
     (checkpoint,) = ledger_of(repository.playbook).checkpoints()

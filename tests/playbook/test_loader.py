@@ -81,6 +81,22 @@ def test_each_mistake_has_its_line_and_the_schema_agrees(load, old, new, line, w
         assert not jsonschema.Draft202012Validator(loader.schema()).is_valid(plain(text))
 
 
+def test_variants_that_kernel_yaml_does_not_have(load, tmp_path):
+    (tmp_path / "kernel.yaml").write_text("variants: {naive: {}, fast: {}}\n")
+    load(GOOD)
+    with pytest.raises(PlaybookError) as caught:
+        load(GOOD.replace("candidate: fast", "candidate: fats").replace("seconds: 500ms", "variants: [naive, other]"))
+    rows = str(caught.value).splitlines()
+    assert any("p.yaml:9: " in row and "benchmark.variants[1]: kernel.yaml has no variant 'other'" in row for row in rows), rows
+    assert any("p.yaml:13: " in row and "'fats' (did you mean 'fast'?)" in row for row in rows), rows
+
+
+def test_broken_yaml_is_one_mistake(load):
+    with pytest.raises(PlaybookError) as caught:
+        load("a: [1\nb: }")
+    assert len(str(caught.value).splitlines()) == 2, str(caught.value)
+
+
 def test_phases_out_of_order(load):
     from phases.playbook.phase_kinds import PHASES
 
