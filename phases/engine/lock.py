@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import os
 import re
@@ -144,8 +145,14 @@ def is_dead(owner: Owner) -> bool:
 
 def _me(purpose: str, clock: Clock) -> Owner:
     pid = os.getpid()
-    user = os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
-    return Owner(secrets.token_hex(16), pid, _process_start(pid), _boot(), socket.gethostname(), user, purpose, clock.now())
+    return Owner(secrets.token_hex(16), pid, _process_start(pid), _boot(), socket.gethostname(), _user(), purpose, clock.now())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name in the environment, none in the user database
+        return f"uid {os.getuid()}"
 
 
 def _boot() -> str:
