@@ -47,7 +47,7 @@ class Lines:
         self._print("      already done" if kept else f"      done in {seconds:.1f} s")
 
     def step_failed(self, step: Step, fault: BaseException) -> None:
-        self._print(f"      {step.name} failed")
+        self._print(f"      {step.name} {_end_of(fault)}")
 
     def run_finished(self, run_id: str, code: Exit) -> None:
         self._print(f"run {run_id} ended: {code.name.lower().replace('_', ' ')} (exit {int(code)})")
@@ -61,32 +61,27 @@ class Live:
 
         self.console = Console(highlight=False)
         self.status: Any = None
-        self.total, self.label, self.begun = 0, "", 0.0
+        self.total, self.label = 0, ""
+        self.running = _Running("", "")
 
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)
         self.console.print(f"[bold]{run_id}[/bold]  {len(steps)} steps")
 
     def step_started(self, step: Step, number: int) -> None:
-        from rich.markup import escape
-
-        self.label, self.begun = f"[{number}/{self.total}] {step.name}", time.monotonic()
-        self.status = self.console.status(escape(f"{self.label}: {step.summary}"))
+        self.label = f"[{number}/{self.total}] {step.name}"
+        self.running = _Running(self.label, step.summary)
+        self.status = self.console.status(self.running)
         self.status.start()
 
     def step_progress(self, step: Step, line: str) -> None:
-        from rich.markup import escape
-
-        if self.status:
-            width = max(20, self.console.width - 8)
-            text = f"{self.label} ({time.monotonic() - self.begun:.0f} s): {line}"
-            self.status.update(escape(text if len(text) <= width else text[: width - 1] + "…"))
+        self.running.message = line
 
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
         self._end("[green]✓[/green]", "already done" if kept else f"{seconds:.1f} s")
 
     def step_failed(self, step: Step, fault: BaseException) -> None:
-        self._end("[red]✗[/red]", "failed")
+        self._end("[red]✗[/red]", _end_of(fault))
 
     def run_finished(self, run_id: str, code: Exit) -> None:
         colour = "green" if code in (Exit.PASSED, Exit.WAITING_FOR_REVIEW) else "red"
@@ -99,3 +94,19 @@ class Live:
             self.status.stop()
             self.status = None
         self.console.print(f"{mark} {escape(self.label)}  [dim]{text}[/dim]")
+
+
+class _Running:
+    """The line of a running step, drawn anew with every turn of the spinner: its clock goes on while nothing is said."""
+
+    def __init__(self, label: str, message: str) -> None:
+        self.label, self.message, self.begun = label, message, time.monotonic()
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(f"{self.label} ({time.monotonic() - self.begun:.0f} s): {self.message}", no_wrap=True, overflow="ellipsis")
+
+
+def _end_of(fault: BaseException) -> str:
+    return "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
