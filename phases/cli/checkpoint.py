@@ -31,7 +31,7 @@ which = click.argument("checkpoint", metavar="[CHECKPOINT]", default="latest")
 def checkpoint() -> None:
     """List, show, compare, verify and export checkpoints.
 
-    A checkpoint is named by its number, its name (0003-build-parity-PASS), its digest or its beginning, or `latest`.
+    A checkpoint is named by its number, its name (0003-build-parity-PASS), its digest (six digits of it will do), or `latest`.
     """
 
 
@@ -142,13 +142,16 @@ def verify(checkpoint: str | None, playbook_path: Path | None, as_json: bool) ->
         ledger = _ledger(playbook_path)
         only = ledger.find(checkpoint) if checkpoint else None
         problems = ledger_verify.verify_ledger(ledger, only)
-        what = only.name if only else f"all {len(ledger.checkpoints())} checkpoints on branch {ledger.branch}" if not problems else "the ledger"
+        count = len(ledger.checkpoints())
+        everything = f"{'the only checkpoint' if count == 1 else f'all {count} checkpoints'} on branch {ledger.branch}"
+        what = only.name if only else everything if not problems else "the ledger"
     if as_json:
         print_json({"verified": what, "ok": not problems, "problems": [vars(problem) for problem in problems]})
     else:
         for problem in problems:
             click.echo(f"ALTERED  {problem}")
-        click.echo(f"{what}: {'nothing was altered' if not problems else f'{len(problems)} problems'}")
+        found = "nothing was altered" if not problems else f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        click.echo(f"{what}: {found}")
     sys.exit(int(Exit.PASSED if not problems else Exit.OPERATIONAL))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 digest_option = click.option(
-    "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Asked for on a terminal when left out."
+    "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks."
 )
 which = click.argument("checkpoint", metavar="[CHECKPOINT]", required=False)
 

@@ -41,19 +41,22 @@ def survey(python: str, page_size: int, gpu: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return
-    click.echo(f"{found.python}, torch {found.torch or 'not installed'}, GPU {', '.join(found.gpus) or 'none here (name one with --gpu)'}")
+    click.echo(f"Python {found.python}, torch {found.torch or 'not installed'}, GPU {', '.join(found.gpus) or 'none here (name one with --gpu)'}")
     columns = ["kernel", "version", "built for", "tree mask", f"page {page_size}", f"sm_{found.sm}" if found.sm else "GPU", "usable"]
     show_table(columns, [_row(kernel) for kernel in found.kernels], {"yes": "green", "no": "red", "?": "yellow"})
     for kernel in found.kernels:
+        if kernel.imports not in ("", "ok"):
+            click.echo(f"  {kernel.name}, import: {kernel.imports}")
         for what, answer in (("tree mask", kernel.tree), ("page size", kernel.page), ("GPU", kernel.gpu)):
             if answer.ok is not True and not (what == "GPU" and found.sm is None):  # said once, in the first line
-                click.echo(f"  {kernel.name}, {what}: {answer.why}")
+                click.echo(f"  {kernel.name}, {what}: {answer.why.removeprefix('page size ')}")
 
 
 def _row(kernel: Surveyed) -> list[str]:
     said = {True: "yes", False: "no", None: "?"}
     version = kernel.version or ("installed" if kernel.installed else "not installed")
-    usable = "yes" if kernel.usable else "no"
+    could_be = kernel.installed and kernel.imports in ("", "ok") and kernel.tree.ok and kernel.page.ok and kernel.gpu.ok is None
+    usable = "yes" if kernel.usable else "?" if could_be else "no"  # where there is no GPU to judge for, nobody can tell
     return [kernel.name, version, " ".join(kernel.built_for) or "-", said[kernel.tree.ok], said[kernel.page.ok], said[kernel.gpu.ok], usable]
 
 
