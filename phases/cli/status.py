@@ -61,11 +61,13 @@ def _print_reason(known: tuple[Standing, ...]) -> None:
 def _running(playbook: Playbook) -> tuple[Owner | None, list[str]]:
     """(who holds the lock, attempts that were cut off); nothing is created where no run ever was."""
     from phases.engine import run_directory, session, source
-    from phases.engine.lock import Lock
+    from phases.engine.lock import Lock, is_dead
 
     state = source.repository_of(playbook.path) / ".phase"
     if not state.is_dir():
         return None, []
     owner = Lock(state, playbook.name, SystemClock()).owner()
+    if owner and is_dead(owner):
+        owner = None  # killed: the next run takes its lock over, so nothing stands in the way
     latest: list[Any] = [run_directory.attempts(state, playbook.name, section.name)[-1:] for section in playbook.phases]
     return owner, [run.record.run_id for runs in latest for run in runs if not session.finished(run)]
