@@ -18,6 +18,7 @@ COMMANDS: Table = {
     "status": ("phases.cli.status:status", "Show how far the kernel has come, and what is running."),
     "gate": ("phases.cli.gate:gate", "Review, approve or reject a checkpoint."),
     "checkpoint": ("phases.cli.checkpoint:checkpoint", "List, show, compare, verify and export checkpoints."),
+    "report": ("phases.cli.report:report", "Write a checkpoint as one HTML page."),
     "rollback": ("phases.cli.rollback:rollback", "Take production back to the last good release."),
     "watch": ("phases.cli.watch:watch", "Watch production and roll back on a latency regression."),
     "fleet": ("phases.cli.fleet:fleet", "Look at the hosts of the fleet."),

@@ -22,11 +22,11 @@ class Entry:
     path: str
 
 
-def list_tree(git: Git, treeish: str, *, recursive: bool = False) -> list[Entry]:
-    """Entries of a tree; paths relative to it. Empty when the tree does not exist."""
+def list_tree(git: Git, treeish: str, *, recursive: bool = False, trees: bool = False) -> list[Entry]:
+    """Entries of a tree; paths relative to it. Empty when the tree does not exist. `trees`: also those gone into."""
     if git.resolve(treeish) is None:
         return []
-    raw = git.run("ls-tree", "-z", *(["-r"] if recursive else []), treeish)
+    raw = git.run("ls-tree", "-z", *(["-r"] if recursive else []), *(["-t"] if trees else []), treeish)
     entries = []
     for line in filter(None, raw.split(b"\0")):
         head, _, path = line.partition(b"\t")

@@ -136,15 +136,9 @@ def _objects(ledger: Ledger, tip: str) -> Iterator[Problem]:
 
 
 def _all_entries(ledger: Ledger, commit: str) -> list[Entry]:
-    """Trees and blobs of a ledger commit. A root that is itself a source commit is not the ledger's."""
+    """Trees and blobs of a ledger commit."""
     root = Entry("040000", "tree", ledger.git.text("rev-parse", f"{commit}^{{tree}}"), "/")
-    raw = ledger.git.run("ls-tree", "-r", "-t", "-z", commit)
-    entries = []
-    for line in filter(None, raw.split(b"\0")):
-        head, _, path = line.partition(b"\t")
-        mode, kind, oid = head.decode().split()
-        entries.append(Entry(mode, kind, oid, path.decode(errors="replace")))
-    return [root, *entries]
+    return [root, *list_tree(ledger.git, commit, recursive=True, trees=True)]
 
 
 def _history(ledger: Ledger, tip: str) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,4 +142,12 @@ def _svg(figure: Any, title: str) -> str:
     text = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg class="chart" viewBox="\1" role="img" aria-label="{escape(title, quote=True)}">', text, count=1, flags=re.DOTALL)
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var({variable})")
-    return text
+    return _own_ids(text, title)
+
+
+def _own_ids(text: str, title: str) -> str:
+    """Ids that are the same for the same chart (matplotlib's hold memory addresses) and differ from the page's other charts'."""
+    prefix = f"c{zlib.crc32((title + str(len(text))).encode()):08x}-"
+    names = {name: f"{prefix}{number}" for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))}
+    text = re.sub(r'\bid="([^"]+)"', lambda found: f'id="{names[found[1]]}"', text)
+    return re.sub(r"#([\w.:-]+)(?=[\")])", lambda found: f"#{names.get(found[1], found[1])}", text)

@@ -1,0 +1,89 @@
+"""The review page: whole, safe, and in the order a reviewer needs."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.report.page import render
+from phases.report.view import Change, ReportView
+from phases.results import BenchmarkRecord, Case, Results
+from phases.verdict import Verdict
+
+EVIL = "<script>alert('x')</script>\"&"
+
+
+def view(verdict: Verdict = Verdict.FAIL, text: str = "plain") -> ReportView:
+    case = Case(f"q9/{text}/s1", "float32", {"heads": 64, "prefix": 1024})
+    slow, fast = (tuple(base * (1 + 0.01 * (i % 5)) for i in range(30)) for base in (5e-3, 1e-3))
+    records = (BenchmarkRecord(case, "naive", "baseline", "cpu", slow, parity_after=True, roofline_seconds=5e-4),
+               BenchmarkRecord(case, text, "candidate", "cpu", fast, parity_after=True, roofline_seconds=5e-4))  # fmt: skip
+    looks = [[10.0 * n, 1.1, None if n < 3 else 0.9, None if n < 3 else 1.2] for n in range(1, 9)]
+    facts = {"sequential": [{"name": f"ttft {text}", "unit": "ratio", "margin": 0.05, "looks": looks, "decided_at": 80.0, "verdict": "FAIL"}],
+             "timeline": [{"at": 0.0, "event": "detected", "host": text, "note": text}, {"at": 3.2, "event": "traffic safe", "host": "", "note": ""}]}  # fmt: skip
+    results = Results("build-parity", text, benchmark=records, facts=facts)
+    rules = (RuleOutcome("parity", Verdict.PASS, text, 0.4, 0.4, 0.4, 12, 1.0, "of the tolerance", text),
+             RuleOutcome("measurement", verdict, text, 0.99, 0.96, None, 44, 0.98, "", text, {"metric": text, "failed": [text]}))  # fmt: skip
+    manifest = {"phase": "build-parity", "kernel": text, "recorded_at": "2026-01-01T00:00:00Z", "author": text, "source": {"commit": "ab" * 20, "dirty": True},
+                "playbook": text, "facts": {"cpu": text}, "files": {text: {"bytes": 3, "sha256": "0" * 64}}, "run": text}  # fmt: skip
+    change = Change("0001-build-parity-PASS", text, (("torch", text, "2.13"),), results)
+    return ReportView("0003-build-parity-FAIL", "build-parity", text, GateOutcome("build-parity", rules), results, manifest, {"benchmark.txt": text},
+                      "f" * 64, text, (), change)  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Which tags there are, and which are left open."""
+
+    void = {"meta", "line", "circle", "path", "use", "rect"}
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+
+def test_the_verdict_comes_first_then_the_rules_then_what_they_rest_on() -> None:
+    page = render(view())
+    places = [page.index(word) for word in ('class="verdict FAIL"', 'id="rules"', "<h2>Benchmark", "<h2>Canary", "<h2>Rollback", "<h2>Since", "<h2>Provenance")]
+    assert places == sorted(places)
+    assert "1 of 2 rules did not pass: measurement" in page
+    assert "decided FAIL at 80 s" in page and "traffic safe" in page
+
+
+def test_everything_foreign_is_escaped() -> None:
+    page = render(view(text=EVIL))
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert not [tag for tag, _ in Tags(page).seen if tag in ("script", "iframe", "object", "img")]
+
+
+def test_tags_are_balanced_and_nothing_is_loaded() -> None:
+    page = render(view())
+    tags = Tags(page)
+    assert tags.open == []
+    loads = [value for _, attrs in tags.seen for key, value in attrs.items() if key in ("src", "href", "xlink:href") and not (value or "").startswith("#")]
+    assert loads == []
+    assert not re.search(r"url\((?!#)|@import", page)
+
+
+def test_a_screen_reader_gets_every_chart_in_words() -> None:
+    charts = [attrs for tag, attrs in Tags(render(view())).seen if tag == "svg"]
+    assert len(charts) >= 5
+    assert all(attrs.get("role") == "img" and attrs.get("aria-label") for attrs in charts)
+
+
+def test_the_same_view_gives_the_same_bytes() -> None:
+    assert render(view()) == render(view())
