@@ -85,15 +85,16 @@ def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     return _svg(figure, title)
 
 
-def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str) -> str:
-    """Estimate and confidence band over a bake, with the margin and the moment of decision. Times in seconds."""
+def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str,
+              equal: float = 1.0) -> str:  # fmt: skip
+    """Estimate and confidence band over a bake, with the margin, the value of equal arms and the moment of decision. Times in seconds."""
     with _figure(7.2, 3.2) as (figure, axes):
         low = [math.nan if p.low is None else p.low for p in points]
         high = [math.nan if p.high is None else p.high for p in points]
         axes.fill_between(times, low, high, color=_SERIES[0], alpha=0.22, linewidth=0, label="confidence band")
-        axes.plot(times, [p.estimate for p in points], color=_SERIES[0], label="canary / control")
+        axes.plot(times, [p.estimate for p in points], color=_SERIES[0], label="estimate")
         axes.axhline(margin, color=_SERIES[1], linewidth=1.2, linestyle="--", label="margin")
-        axes.axhline(1.0, color=_MUTED, linewidth=0.8)
+        axes.axhline(equal, color=_MUTED, linewidth=0.8)
         if decided_at is not None:
             axes.axvline(decided_at, color=_INK, linewidth=1, linestyle=":", label=f"decided at {decided_at:.0f} s")
         axes.set_xlabel("seconds since the bake began")

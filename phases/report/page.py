@@ -132,10 +132,11 @@ def _bake(view: ReportView) -> str:
         looks = test["looks"]
         if not looks:
             continue
+        ratio = test.get("unit", "ratio") == "ratio"
         decided = f"decided {test['verdict']} at {test['decided_at']:.0f} s" if test.get("decided_at") is not None else "never decided"
         parts.append(f"<h3>{_(test['name'])}: {_(decided)}</h3>" + charts.over_time(
-            [look[0] for look in looks], [Point(*look[1:4]) for look in looks], margin=1 + test["margin"], decided_at=test.get("decided_at"),
-            title=f"{test['name']}, canary over control: {decided}", ylabel="ratio"))  # fmt: skip
+            [look[0] for look in looks], [Point(*look[1:4]) for look in looks], margin=test["margin"] + (1.0 if ratio else 0.0), decided_at=test.get("decided_at"),
+            equal=1.0 if ratio else 0.0, title=f"{test['name']}, canary against control: {decided}", ylabel="canary / control" if ratio else "excess"))  # fmt: skip
     return "<section><h2>Canary against control</h2>" + "".join(parts) + "</section>" if parts else ""
 
 
