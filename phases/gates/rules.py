@@ -53,8 +53,8 @@ def parse(node: Node, mistakes: Mistakes) -> Rule | None:
     if kind is None:
         mistakes.add(node, f"{at}a rule needs the key 'rule', one of {', '.join(_KINDS)}")
         return None
-    if kind.value not in _KINDS:
-        mistakes.add(kind, f"{at}unknown rule {kind.value!r}{nearest(str(kind.value), _KINDS)}")
+    if kind.kind != "text" or kind.value not in _KINDS:
+        mistakes.add(kind, f"{at}unknown rule: {kind.describe()}{nearest(str(kind.value), _KINDS)}")
         return None
     return Rule(kind.value, read(_KINDS[kind.value], node.without("rule"), mistakes), str(node.where))
 

@@ -183,7 +183,9 @@ def test_outcome_survives_json() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rule: speed\n", "unknown rule 'speed' (did you mean 'speedup'?)"),
+        ("rule: speed\n", "unknown rule: the text 'speed' (did you mean 'speedup'?)"),
+        ("rule: [speedup]\n", "unknown rule: a list"),
+        ("rule: {kind: speedup}\n", "unknown rule: a mapping"),
         ("baseline: x\n", "needs the key 'rule'"),
         (SPEEDUP + "absent: pass\n", "must be one of fail, inconclusive, zero"),
         (SPEEDUP + "confidence: 1.5\n", "must be at most 0.999999"),
