@@ -57,6 +57,16 @@ def find_playbook() -> Path:
     raise UsageError("no playbook given, and none found here.", hint="Name one with -p FILE, or make one with `phase init`.")
 
 
+def option_for(playbook: Playbook) -> str:
+    """The -p that a suggested command needs; none where the playbook would be found anyway."""
+    try:
+        if find_playbook().resolve() == playbook.path:
+            return ""
+    except UsageError:
+        pass
+    return f" -p {os.path.relpath(playbook.path)}"
+
+
 def open_ledger(playbook: Playbook) -> Ledger:
     from phases.engine.closing import ledger_of
 

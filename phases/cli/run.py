@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, open_ledger, playbook_option, print_json
+from phases.cli.common import example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 from phases.playbook.schema import PhaseSection, Playbook
@@ -131,20 +130,8 @@ def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) 
         checkpoint = outcome.checkpoint
         click.echo(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]})")
         if outcome.verdict.value != "PASS":
-            click.echo(f"See why with `phase gate review {checkpoint['number']}{_option(playbook)}`.")
+            click.echo(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
     if code is Exit.WAITING_FOR_REVIEW:
-        click.echo(f"Waiting for review: `phase gate review{_option(playbook)}`, then `phase gate approve` or `phase gate reject`.")
+        click.echo(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
     if code is Exit.PASSED and not outcomes:
         click.echo("Every phase has passed; nothing to do.")
-
-
-def _option(playbook: Playbook) -> str:
-    """The -p that a suggested command needs; none where the playbook would be found anyway."""
-    from phases.cli.common import find_playbook
-
-    try:
-        if find_playbook().resolve() == playbook.path:
-            return ""
-    except UsageError:
-        pass
-    return f" -p {os.path.relpath(playbook.path)}"

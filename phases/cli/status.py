@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, json_option, load_playbook, open_ledger, playbook_option, print_json, short, show_table, when
+from phases.cli.common import (
+    STYLES, example, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, short, show_table, when,
+)  # fmt: skip
 from phases.engine.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ def status(playbook_path: Path | None, as_json: bool) -> None:
     if owner:
         click.echo(f"Locked: {owner.describe(SystemClock().now())}.")
     for run_id in unfinished if not owner else ():
-        click.echo(f"Unfinished: {run_id}; `phase run {run_id.removeprefix(playbook.name + '-').rpartition('-')[0]} --resume` goes on with it.")
+        phase = run_id.removeprefix(playbook.name + "-").rpartition("-")[0]
+        click.echo(f"Unfinished: {run_id}; `phase run {phase} --resume{option_for(playbook)}` goes on with it.")
 
 
 def _row(standing: Standing) -> list[str]:

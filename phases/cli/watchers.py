@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from phases.engine.runner import Watcher
+from phases.engine.runner import Interrupted, Watcher
 from phases.engine.steps import Facts, Step
 from phases.errors import Exit
 
@@ -109,4 +109,4 @@ class _Running:
 
 
 def _end_of(fault: BaseException) -> str:
-    return "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
+    return "interrupted" if isinstance(fault, Interrupted) else "failed"
