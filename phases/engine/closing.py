@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from phases.engine.files import write_json
+from phases.engine.files import is_leftover, write_json
 from phases.engine.phase_run import PhaseRun, load_results
 from phases.engine.steps import Facts, Step, StepContext
 from phases.errors import JournalError
@@ -75,7 +75,7 @@ def read_gate(checkpoint: Checkpoint, files: dict[str, bytes]) -> GateOutcome:
 
 def _draft(run: PhaseRun, verdict: Verdict, at: float, facts: Facts) -> Draft:
     root = run.checkpoint_files
-    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not is_leftover(path)}
     return Draft(
         phase=run.section.name, verdict=verdict, kernel=run.kernel.name, run=identity_of(run), files=files, source=run.record.source,
         recorded_at=at, facts=facts, playbook=f"{run.playbook.name} sha256:{run.playbook.digest}",

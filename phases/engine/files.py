@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether this is what a process killed inside `write_atomically` left behind."""
+    return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
 
 
 def write_json(path: Path, value: Any) -> None:

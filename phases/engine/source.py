@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def content_digest(root: Path, extra: bytes = b"") -> str:
         if path.suffix in _SKIPPED_SUFFIXES or any(part in _SKIPPED or part.endswith(".egg-info") for part in parts):
             continue
         if path.is_file():
-            name = "/".join(parts).encode()
+            name = os.fsencode("/".join(parts))  # a file may be named in any bytes
             total.update(b"%d %s %s\n" % (len(name), name, hashlib.sha256(path.read_bytes()).hexdigest().encode()))
     return total.hexdigest()
 

@@ -88,6 +88,22 @@ def test_a_second_run_at_once_is_locked_out_and_changes_nothing(repository):
     assert len(ledger_of(repository.playbook).checkpoints()) == 1
 
 
+def test_what_a_kill_inside_a_write_leaves_is_not_recorded(repository):
+    def inside_a_write(moment, record):
+        if moment == "after" and record.event == "step-started" and record.step == "record the checkpoint":
+            (root,) = (repository.path / ".phase" / "runs").glob("*/work/checkpoint")
+            (root / ".gate.json.4711.tmp").write_bytes(b"half")
+
+    repository.run(on_record=inside_a_write)
+    (checkpoint,) = ledger_of(repository.playbook).checkpoints()
+    assert not [name for name in ledger_of(repository.playbook).files(checkpoint) if "tmp" in name]
+
+
+def test_a_file_named_in_other_bytes_than_utf8(repository):
+    (repository.path / "src" / os.fsdecode(b"b\xffd.txt")).write_text("x")
+    assert repository.run().verdict.value == "PASS"
+
+
 def test_a_mistake_in_a_script_leaves_a_resumable_run_and_no_checkpoint(repository):
     with pytest.raises(KeyError):
         repository.run(script="tests.engine.light_phase:failing_phase")
