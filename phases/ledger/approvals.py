@@ -7,7 +7,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from phases.errors import GateError, UsageError
+from phases.errors import GateError, LedgerError, UsageError
 from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of
 from phases.ledger.git import Git
 from phases.ledger.objects import list_tree, read_objects, write_tree
@@ -46,7 +46,7 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
         GateError: the gate did not pass, the digest is another one, or the author approves their own work.
         UsageError: no reason given.
     """
-    _check(checkpoint, reason, seen)
+    reason = _check(checkpoint, reason, seen)
     if not checkpoint.verdict.advances:
         raise GateError(f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
                         hint="Mend the cause and run the phase again.")
@@ -59,23 +59,31 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
 
 def reject(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, at: float) -> Approval:
     """Say no to a checkpoint: the run stops there. Raises as `approve`, but any verdict may be rejected."""
-    _check(checkpoint, reason, seen)
+    reason = _check(checkpoint, reason, seen)
     return ledger.decide(checkpoint, "reject", reason, at)
 
 
-def _check(checkpoint: Checkpoint, reason: str, seen: str) -> None:
+def _check(checkpoint: Checkpoint, reason: str, seen: str) -> str:
+    """The reason as text: under LC_ALL=C Python hands over the bytes of the command line undecoded."""
+    try:
+        reason = reason.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError as fault:
+        raise UsageError("the reason is not UTF-8 text.", hint="Write it in UTF-8.") from fault
+    if any(ord(char) < 32 and char not in "\n\t" or ord(char) == 127 for char in reason):
+        raise UsageError("the reason holds control characters, which would reach the terminal of whoever reads it.", hint="Write it as plain text.")
     if not reason.strip():
         raise UsageError("a decision needs a reason.", hint="Give it with --reason.")
     if len(seen) < 12 or not checkpoint.digest.startswith(seen.lower()):
         raise GateError(f"the digest {seen!r} is not that of {checkpoint.name}, which is {checkpoint.digest[:16]}.",
                         hint=f"Look again with `phase gate review {checkpoint.number}`, then decide on what you saw.")
+    return reason
 
 
 def read_approvals(git: Git, tip: str, checkpoint: Checkpoint) -> list[Approval]:
     """Decisions recorded for a checkpoint's number, oldest first."""
     entries = sorted(list_tree(git, f"{tip}:{_directory(checkpoint)}"), key=lambda entry: entry.path)
     contents = read_objects(git, (entry.oid for entry in entries))
-    return [_parse(contents[entry.oid][1]) for entry in entries]
+    return [_parse(contents[entry.oid][1], f"{_directory(checkpoint)}/{entry.path}") for entry in entries]
 
 
 def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, tip: str | None, at: float) -> Written:
@@ -95,6 +103,12 @@ def _directory(checkpoint: Checkpoint) -> str:
     return f"approvals/{checkpoint.number:04d}"
 
 
-def _parse(data: bytes) -> Approval:
-    row: dict[str, Any] = json.loads(data)
-    return Approval(**{field.name: row[field.name] for field in dataclasses.fields(Approval)})
+def _parse(data: bytes, where: str) -> Approval:
+    try:
+        row: dict[str, Any] = json.loads(data)
+        decision = Approval(**{field.name: row[field.name] for field in dataclasses.fields(Approval)})
+    except (ValueError, KeyError, TypeError) as fault:
+        raise LedgerError(f"{where} is not a decision of this toolkit.", hint="Run `phase checkpoint verify`.") from fault
+    if decision.decision not in ("approve", "reject"):
+        raise LedgerError(f"{where} says neither approve nor reject.", hint="Run `phase checkpoint verify`.")
+    return decision

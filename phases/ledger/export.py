@@ -19,6 +19,9 @@ def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
         LedgerError: the directory exists with other content, or cannot be written.
     """
     files = ledger.files(checkpoint)
+    for path in files:
+        if not is_plain(path):  # a hand-made tree may hold `..`
+            raise LedgerError(f"{checkpoint.name} holds {path!r}, which would be written outside of its directory.", hint="Run `phase checkpoint verify`.")
     directory = target / checkpoint.name
     if directory.exists():
         if _read(directory) == files:
@@ -39,6 +42,11 @@ def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
     except OSError as fault:
         raise LedgerError(f"{directory} cannot be written: {fault.strerror or fault}.", hint="Choose a writable directory with room.") from fault
     return directory
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path stays below the directory it is joined to."""
+    return not path.startswith("/") and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def _read(directory: Path) -> dict[str, bytes]:

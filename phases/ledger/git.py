@@ -12,6 +12,7 @@ from phases.errors import LedgerError
 
 ZERO = "0" * 40
 _NETWORK_SECONDS = 60.0
+_ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE"}
 
 
 class GitFailed(LedgerError):
@@ -96,9 +97,9 @@ def repository_root(path: Path) -> Path:
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The caller's environment without what would point git at another repository (set inside hooks)."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")}
-    return {**kept, "LC_ALL": "C", **(extra or {})}
+    """The caller's environment without what would point git at another repository (set inside hooks); no object is read as another."""
+    kept = {k: v for k, v in os.environ.items() if k not in _ELSEWHERE}
+    return {**kept, "LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", **(extra or {})}
 
 
 def _ssh_command() -> str:

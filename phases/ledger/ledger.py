@@ -333,6 +333,9 @@ def _manifest(data: bytes, name: str) -> dict:
     import json
 
     try:
-        return json.loads(data)
+        manifest = json.loads(data)
     except ValueError as fault:
         raise LedgerError(f"the manifest of {name} is not JSON.", hint="Run `phase checkpoint verify`.") from fault
+    if not isinstance(manifest, dict):
+        raise LedgerError(f"the manifest of {name} is not a JSON object.", hint="Run `phase checkpoint verify`.")
+    return manifest

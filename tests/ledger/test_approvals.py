@@ -55,6 +55,16 @@ def test_only_pass_can_be_approved(ledger: Ledger, verdict: Verdict) -> None:
     reject(ledger, checkpoint, reason="no", seen=checkpoint.digest, at=2.0)
 
 
+def test_a_reason_is_text_whatever_the_locale(ledger: Ledger) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    undecoded = "schön".encode().decode("ascii", "surrogateescape")  # what Python makes of it under LC_ALL=C
+    assert approve(ledger, checkpoint, reason=undecoded, seen=checkpoint.digest, at=2.0, four_eyes=False).reason == "schön"
+    for bad in (b"bad \xff".decode("utf-8", "surrogateescape"), "red \x1b[31m"):
+        with pytest.raises(UsageError, match="the reason"):
+            approve(ledger, checkpoint, reason=bad, seen=checkpoint.digest, at=2.0, four_eyes=False)
+    assert len(ledger.approvals(checkpoint)) == 1
+
+
 def test_a_decision_needs_a_reason(ledger: Ledger) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     with pytest.raises(UsageError, match="--reason"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
 from pathlib import Path
@@ -107,6 +108,45 @@ def test_extra_missing_and_renamed_files_are_found(ledger: Ledger, tmp_path: Pat
     (directory / "bench.txt").rename(directory / "benchmark.txt")
     renamed = directory.rename(directory.with_name("0001-build-parity-FAIL"))
     assert "is called otherwise" in verify_directory(renamed)[0].text
+
+
+def test_a_tree_that_leads_out_of_its_directory_is_not_exported(ledger: Ledger, repo: Path, tmp_path: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    blob = ledger.git.text("hash-object", "-w", "--stdin", stdin=b"evil")
+    out = ledger.git.text("mktree", stdin=f"100644 blob {blob}\tescaped\n".encode())
+    listing = git(repo, "ls-tree", checkpoint.tree) + f"\n040000 tree {out}\t..\n"
+    evil = dataclasses.replace(checkpoint, tree=ledger.git.text("mktree", stdin=listing.encode()))
+    with pytest.raises(LedgerError, match="outside of its directory"):
+        export(ledger, evil, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"decision": "approve"}', b"\xff"])
+def test_a_decision_or_manifest_that_is_none_is_said(ledger: Ledger, repo: Path, content: bytes) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    tip = git(repo, "rev-parse", "checkpoints")
+    for path in ("approvals/0001/0001.json", f"{checkpoint.directory}/manifest.json"):
+        tree = write_tree(ledger.git, tip, {path: content})
+        git(repo, "update-ref", "refs/heads/checkpoints", ledger.commit(tree, [tip], "Record evil\n", 2.0))
+        assert verify_ledger(ledger)
+        if path.startswith("approvals") or content != b'{"decision": "approve"}':
+            with pytest.raises(LedgerError, match="checkpoint verify"):
+                ledger.approvals(ledger.find("1"))
+
+
+def test_an_object_replaced_by_git_replace_is_read_as_recorded(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    files = ledger.files(checkpoint)
+    other = ledger.git.text("hash-object", "-w", "--stdin", stdin=b"evil")
+    git(repo, "replace", git(repo, "rev-parse", f"checkpoints:{checkpoint.directory}/benchmark.txt"), other)
+    assert ledger.files(checkpoint) == files and not verify_ledger(ledger)
+
+
+def test_a_callers_git_environment_does_not_lead_elsewhere(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY"):
+        monkeypatch.setenv(name, "/nonexistent")
+    ledger.record(make_draft(ledger))
+    assert not verify_ledger(ledger)
 
 
 def test_export_is_repeatable_and_never_overwrites(ledger: Ledger, tmp_path: Path) -> None:
