@@ -60,14 +60,23 @@ def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook
     own = root.without(*(key for key, _ in root.items() if key not in _keys(_Top)))
     top = read(_Top, own, mistakes)
     kernel = (path.resolve().parent / top.kernel) if top.kernel else path
-    if top.kernel and not kernel.is_file():
+    there = _is_file(kernel)
+    if top.kernel and not there:
         mistakes.add(root.get("kernel") or root, f"kernel: there is no file {top.kernel} (looked for {kernel})")
     phases = _phases(top.phases, mistakes) if top.phases else ()
-    if top.phases and kernel.is_file():
+    if top.phases and there:
         _unknown_variants(top.phases, kernel, mistakes)
     sections = {key: _by_reader(SHARED_SECTIONS[key], root.get(key), key, mistakes) for key in present}
+    mistakes.raise_if_any("playbook")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Playbook(top.name, path.resolve(), kernel.resolve(), top.ledger, phases, sections, digest)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a directory one may not look into
+        return False
 
 
 def _unknown_top_keys(root: Node, mistakes: Mistakes) -> None:

@@ -146,9 +146,13 @@ def read_text(path: Path, mistakes: Mistakes) -> tuple[str | None, str]:
     """(text of a UTF-8 file, or None with the mistake added; the name to show it by)."""
     shown = _shown(path)
     try:
-        data = path.read_bytes()
-    except OSError as fault:
-        mistakes.add(Where(shown, 1), f"cannot be read: {fault.strerror or fault}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # never more: it may be a device
+    except (OSError, ValueError) as fault:  # ValueError: a NUL in its name
+        mistakes.add(Where(shown, 1), f"cannot be read: {getattr(fault, 'strerror', None) or fault}")
+        return None, shown
+    if len(data) > MAX_BYTES:
+        mistakes.add(Where(shown, 1), f"is larger than {MAX_BYTES} bytes")
         return None, shown
     try:
         return data.decode("utf-8"), shown
@@ -190,7 +194,7 @@ def _shown(path: Path) -> str:
     """The path as short as it can be: relative to the current directory where it lies below it."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
-    except (ValueError, OSError):
+    except (ValueError, OSError, RuntimeError):  # RuntimeError: links that go in a circle
         return str(path)
 
 

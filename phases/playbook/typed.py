@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import types
 import typing
 from enum import Enum
@@ -171,6 +172,8 @@ def _scalar(hint: Any, node: Node, mistakes: Mistakes, limits: Any) -> Any:
         return _wrong(node, mistakes, "text that is not empty")
     if limits.get("pattern") and not re.fullmatch(limits["pattern"], node.value):
         return _wrong(node, mistakes, f"text of the form {limits['pattern']}")
+    if hint is Path and "\0" in node.value:
+        return _wrong(node, mistakes, "a path")
     return hint(node.value)
 
 
@@ -183,6 +186,8 @@ def _number(hint: Any, node: Node, mistakes: Mistakes, limits: Any) -> Any:
         value = float(match[1]) * _SECONDS[match[2]]
     elif node.kind != "number":
         return _wrong(node, mistakes, "a whole number" if hint is int else "a number")
+    if abs(value) > sys.float_info.max:  # infinite, or a whole number with hundreds of digits
+        return _wrong(node, mistakes, "a finite number")
     if hint is int and value != int(value if math.isfinite(value) else 0):
         return _wrong(node, mistakes, "a whole number")
     if not math.isfinite(value):

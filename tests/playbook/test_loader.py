@@ -60,6 +60,9 @@ def test_everything_of_a_playbook(load):
         ("playbook/v1", "playbook/v2", 1, "one of phasegate/playbook/v1"),
         ("name: mine", "name: '../x'", 2, "of the form"),
         ("kernel: kernel.yaml", "kernel: k.yaml", 3, "there is no file k.yaml"),
+        ("kernel: kernel.yaml", 'kernel: "a\\0b"', 3, "must be a path"),
+        ("kernel: kernel.yaml", f"kernel: {'k' * 5000}", 3, "there is no file k"),
+        ("seconds: 500ms", f"seconds: {'9' * 400}", 9, "a finite number"),
         ("ledger:", "leger:", 4, "did you mean 'ledger'"),
         ("  build-parity:", "  build_parity:", 6, "did you mean 'build-parity'"),
         ("review: none", "review: never", 7, "one of required, none"),
@@ -77,7 +80,7 @@ def test_each_mistake_has_its_line_and_the_schema_agrees(load, old, new, line, w
         load(text)
     assert caught.value.exit_code is Exit.USAGE
     assert any(f"p.yaml:{line}: " in row and words in row for row in str(caught.value).splitlines()), str(caught.value)
-    if not words.startswith(("there is no file", "more than max")):
+    if not words.startswith(("there is no file", "more than max", "must be a path", "a finite")):
         assert not jsonschema.Draft202012Validator(loader.schema()).is_valid(plain(text))
 
 

@@ -66,6 +66,14 @@ def test_alias_bomb_is_refused():
     assert any("too many values" in text for text in texts("\n".join(rows)))
 
 
+def test_files_that_are_none_and_files_without_end(tmp_path):
+    mistakes = Mistakes()
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    for path in (tmp_path / "loop.yaml", "a\0b", "/dev/zero"):
+        load(path, mistakes)
+    assert [words in str(mistake) for mistake, words in zip(mistakes.found, ("symbolic links", "null byte", "is larger than"), strict=True)] == [True] * 3
+
+
 def test_unreadable_files(tmp_path):
     mistakes = Mistakes()
     load(tmp_path / "missing.yaml", mistakes)
