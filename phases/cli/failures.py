@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -50,16 +51,17 @@ def report(fault: BaseException, as_json: bool) -> int:
 
 
 def _say(text: str, code: int, as_json: bool) -> int:
-    print(text, file=sys.stderr)
-    if as_json:
-        value: dict[str, Any] = {"error": text, "exit": int(code)}
-        print(json.dumps(value))
+    with contextlib.suppress(OSError):  # whoever read it may be gone
+        print(text, file=sys.stderr)
+        if as_json:
+            value: dict[str, Any] = {"error": text, "exit": int(code)}
+            print(json.dumps(value), flush=True)
     return int(code)
 
 
 def _write_traceback(fault: BaseException) -> str:
     handle, path = tempfile.mkstemp(prefix="phase-traceback-", suffix=".txt")
-    with os.fdopen(handle, "w") as out:
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
         traceback.print_exception(fault, file=out)
     return path
 
@@ -72,12 +74,14 @@ def _stop_like_ctrl_c() -> None:
         raise KeyboardInterrupt
 
     for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, stop)
+        if signal.getsignal(name) is not signal.SIG_IGN:  # under nohup the run goes on
+            signal.signal(name, stop)
 
 
 def _leave(code: int) -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by whoever started us
+        try:
+            stream.flush()
+        except OSError:  # nobody reads it any more, or its disk is full: said already, and Python would say it again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

@@ -123,7 +123,7 @@ def _write_page(ledger: Ledger, checkpoint: Checkpoint, playbook: Playbook, path
     from phases.report.view import view_of_checkpoint
 
     required = any(section.name == checkpoint.phase and section.review.value == "required" for section in playbook.phases)
-    path.write_text(page.render(view_of_checkpoint(ledger, checkpoint, review_required=required)))
+    path.write_text(page.render(view_of_checkpoint(ledger, checkpoint, review_required=required)), encoding="utf-8")
     note(f"wrote {path}")
 
 

@@ -29,8 +29,8 @@ class Lines:
         self.out, self.total = out, 0
 
     def _print(self, line: str) -> None:
-        """Whoever read along may have gone (`| head`); the run goes on without them."""
-        with contextlib.suppress(BrokenPipeError, ValueError):
+        """Whoever read along may have gone (`| head`), or the log's disk be full; the run goes on without them."""
+        with contextlib.suppress(OSError, ValueError):
             print(line, file=self.out, flush=True)
 
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:

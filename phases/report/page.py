@@ -21,7 +21,7 @@ from phases.results import BenchmarkRecord
 
 def render(view: ReportView) -> str:
     """The whole page."""
-    style = files("phases.report").joinpath("report.css").read_text()
+    style = files("phases.report").joinpath("report.css").read_text(encoding="utf-8")
     sections = [_head(view), _rules(view), _benchmark(view), _bake(view), _timeline(view), _change(view), _tables(view), _origin(view)]
     body = "\n".join(filter(None, sections))
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import jsonschema
@@ -53,3 +54,23 @@ def test_unlock_removes_exactly_the_lock_it_showed(repository, phase):
     assert "give --yes" in phase("unlock", code=6).stderr and lock.owner()
     assert phase.json("unlock", "--yes")["locks"][0]["state"] == "removed"
     assert lock.owner() is None
+
+
+def test_outputs_nobody_takes_end_without_a_traceback(phase):
+    command = f"{sys.executable} -m phases.cli.main"
+    for line in ("status --json >&-", "status --json >/dev/full", "checkpoint show nope --json | true", "checkpoint show nope --json 2>&- >&-"):
+        done = subprocess.run(["bash", "-c", f"{command} {line}"], cwd=phase.directory, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, (line, done.stderr)
+
+
+def test_nohup_is_respected():
+    code = "import os, signal; from phases.cli.failures import _stop_like_ctrl_c as s; s(); os.kill(os.getpid(), signal.SIGHUP); print('alive')"
+    done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "alive\n"
+
+
+def test_a_review_page_in_a_locale_of_ascii(repository, phase):
+    repository.run()
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    phase("gate", "review", "--html", "review.html", env=ascii_only)
+    assert "…" in (repository.path / "review.html").read_text(encoding="utf-8")
