@@ -70,6 +70,7 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
     playbook = load_playbook(playbook_path)
     outcomes: list[session.Outcome] = []
     code = Exit.PASSED
+    _warn_of_dirty_tree(playbook, _to_run(playbook, phases))
     for section in _to_run(playbook, phases):
         again = resume
         if not phases:
@@ -90,6 +91,17 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
 
 def _to_run(playbook: Playbook, names: tuple[str, ...]) -> tuple[PhaseSection, ...]:
     return tuple(playbook.phase(name) for name in names) or playbook.phases
+
+
+def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) -> None:
+    """Said before an earlier phase takes its minutes: a later one will not start."""
+    from phases.engine.source import repository_of
+    from phases.ledger.git import Git
+    from phases.ledger.source import describe
+
+    strict = [section.name for section in sections[1:] if section.kind.clean_tree]
+    if strict and describe(Git(repository_of(playbook.path)))["dirty"]:
+        note(f"there are uncommitted changes: {strict[0]} will refuse them, so commit first if you want to get that far")
 
 
 def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:
