@@ -19,7 +19,7 @@ from phases.ledger.objects import list_tree, read_objects, write_tree
 from phases.ledger.readme import LEDGER_README
 from phases.ledger.remote import Remote, RemoteMoved, RemoteUnreachable
 
-_TRIES = 8
+_TRIES = 24
 DIRECTORY = "checkpoints"
 APPROVALS = "approvals"
 

@@ -43,14 +43,14 @@ class Remote:
         return head
 
     def _fetch(self, refspec: str) -> None:
-        self.git.network("fetch", "--no-tags", "--no-write-fetch-head", self.name, refspec)
+        self.git.network("fetch", "--no-tags", "--no-write-fetch-head", "--refmap=", self.name, refspec)
 
     def _fetch_tags(self) -> None:
         """Bring in tags this side lacks. One of the same name with another object stays: the branches then differ too."""
         try:
             self._fetch(f"refs/tags/{self.tag_prefix}*:refs/tags/{self.tag_prefix}*")
         except GitFailed as fault:
-            if "clobber" not in fault.stderr:
+            if "clobber" not in fault.stderr and "cannot lock ref" not in fault.stderr:  # another run of this clone fetches them
                 raise
 
     def head(self) -> str | None:
@@ -71,9 +71,11 @@ class Remote:
         """Move the branch there from `expected` to `commit` and create `tags` (name to object id): all or nothing.
 
         Raises:
-            RemoteMoved: the branch is not at `expected` any more.
+            RemoteMoved: the branch is not at `expected` any more, or `commit` does not build on it.
             RemoteUnreachable: the remote does not answer or refuses.
         """
+        if expected and self.git.attempt("merge-base", "--is-ancestor", expected, commit) is None:
+            raise RemoteMoved(f"the ledger on {self.name!r} moved while recording.")  # the lease alone would overwrite it
         refs = [f"{commit}:refs/heads/{self.branch}", *(f"{oid}:refs/tags/{name}" for name, oid in tags.items())]
         lease = f"--force-with-lease=refs/heads/{self.branch}:{expected or ''}"
         try:

@@ -10,6 +10,7 @@ import pytest
 from phases.errors import LedgerError
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
+from phases.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 
@@ -43,6 +44,26 @@ def test_a_second_clone_builds_on_the_first(two: tuple[Ledger, Ledger]) -> None:
 def test_a_run_recorded_from_another_clone_is_the_same_checkpoint(two: tuple[Ledger, Ledger]) -> None:
     first = two[0].record(make_draft(two[0]))
     assert two[1].record(make_draft(two[1])).commit == first.commit
+
+
+def test_a_remote_that_moves_before_the_push_is_not_overwritten(two: tuple[Ledger, Ledger], bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phases.ledger.remote import Remote
+
+    head, calls = Remote.head, []
+
+    def head_after_the_other(self: Remote) -> str | None:
+        calls.append(self)
+        if len(calls) == 2:  # the first look is the one built on, the second is the one pushed over
+            two[1].record(make_draft(two[1], "run-other", Verdict.FAIL))  # another name: no tag stands in the way
+        return head(self)
+
+    two[0].record(make_draft(two[0], "run-first"))
+    calls.clear()
+    monkeypatch.setattr(Remote, "head", head_after_the_other)
+    mine = two[0].record(make_draft(two[0], "run-mine"))
+    monkeypatch.undo()
+    assert mine.number == 3 and two[1].sync() == git(bare, "rev-parse", "checkpoints") == mine.commit
+    assert [c.manifest["run"] for c in two[1].checkpoints()] == ["run-first", "run-other", "run-mine"]
 
 
 def test_a_race_lost_at_the_push_is_built_again(two: tuple[Ledger, Ledger], monkeypatch: pytest.MonkeyPatch) -> None:
