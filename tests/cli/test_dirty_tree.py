@@ -1,0 +1,33 @@
+"""What a later phase will refuse is said before an earlier one takes its minutes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phases.cli.run import _warn_of_dirty_tree
+from phases.playbook.loader import load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def playbook(tmp_path: Path) -> Path:
+    text = (ROOT / "playbooks" / "local.yaml").read_text().replace("../kernels/verify_attn/kernel.yaml", str(ROOT / "kernels/verify_attn/kernel.yaml"))
+    (tmp_path / "playbook.yaml").write_text(text)
+    for argv in (["init", "-q"], ["config", "user.name", "Ada"], ["config", "user.email", "ada@example.org"], ["add", "-A"], ["commit", "-qm", "Begin"]):
+        subprocess.run(["git", "-C", str(tmp_path), *argv], check=True)
+    return tmp_path / "playbook.yaml"
+
+
+def test_said_once_when_dirty_and_a_later_phase_is_strict(playbook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load(playbook)
+    _warn_of_dirty_tree(loaded, loaded.phases)
+    assert capsys.readouterr().err == ""
+    (playbook.parent / "new.py").write_text("x = 1\n")
+    _warn_of_dirty_tree(loaded, loaded.phases)
+    assert "sglang-integration will refuse them" in capsys.readouterr().err
+    _warn_of_dirty_tree(loaded, loaded.phases[:1])
+    assert capsys.readouterr().err == ""
