@@ -91,6 +91,7 @@ def verify_ledger(ledger: Ledger, only: Checkpoint | None = None) -> list[Proble
         if not problems:
             chosen = [only] if only else ledger.checkpoints()
             problems = [p for c in chosen for p in _checkpoint(ledger, c)]
+            problems += [] if only else _lost(ledger, {c.name for c in chosen})
     except (LedgerError, ValueError) as fault:
         # Unreadable is altered: git refuses to read an object whose stored bytes are broken.
         return [Problem("ledger", f"cannot be read whole: {fault}")]
@@ -170,6 +171,17 @@ def _checkpoint(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
     for decision in ledger.approvals(checkpoint):
         if decision.digest != checkpoint.digest:
             yield Problem(checkpoint.name, f"{decision.person} decided on digest {decision.digest[:12]}, not on this one")
+
+
+def _lost(ledger: Ledger, held: set[str]) -> Iterator[Problem]:
+    """Checkpoints that only a tag remembers: the branch was set back, or another one put in its place."""
+    for line in ledger.git.text("for-each-ref", "--format=%(objectname) %(refname)", f"refs/tags/{ledger.tag_prefix}").splitlines():
+        oid, _, ref = line.partition(" ")
+        name = ref.removeprefix(f"refs/tags/{ledger.tag_prefix}")
+        if name in held or cp.parse_directory(name) is None:
+            continue
+        if not ledger.git.attempt("for-each-ref", "--count=1", "--contains", oid, "refs/heads", "refs/remotes"):
+            yield Problem(f"tag {ledger.tag_prefix}{name}", f"speaks of a checkpoint that branch {ledger.branch} does not hold any more")
 
 
 def _tag_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:

@@ -134,6 +134,18 @@ def test_a_decision_or_manifest_that_is_none_is_said(ledger: Ledger, repo: Path,
                 ledger.approvals(ledger.find("1"))
 
 
+def test_a_branch_that_was_set_back_is_found(ledger: Ledger, repo: Path) -> None:
+    ledger.record(make_draft(ledger))
+    second = ledger.record(make_draft(ledger, "run-2"))
+    git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")
+    assert [p.where for p in verify_ledger(ledger)] == [f"tag checkpoint/{second.name}"]
+    git(repo, "branch", "kept-aside", second.commit)  # as the ledger advises where two have grown apart
+    assert not verify_ledger(ledger)
+    git(repo, "branch", "-D", "kept-aside")
+    git(repo, "update-ref", "refs/heads/checkpoints", "main")
+    assert len(verify_ledger(ledger)) == 2
+
+
 def test_an_object_replaced_by_git_replace_is_read_as_recorded(ledger: Ledger, repo: Path) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     files = ledger.files(checkpoint)
