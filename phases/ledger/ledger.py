@@ -307,7 +307,7 @@ class Ledger:
 
     def _commits(self, tip: str) -> dict[str, str]:
         """Directory name of each checkpoint to the commit that recorded it."""
-        lines = self.git.text("log", "--first-parent", "--format=%H %s", tip).splitlines()
+        lines = self.git.text("log", "--first-parent", "--encoding=UTF-8", "--format=%H %s", tip).splitlines()
         subjects = (line.split(" ") for line in lines)
         return {words[2]: words[0] for words in subjects if len(words) > 2 and words[1] == "Record"}
 

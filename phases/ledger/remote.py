@@ -43,7 +43,7 @@ class Remote:
         return head
 
     def _fetch(self, refspec: str) -> None:
-        self.git.network("fetch", "--no-tags", "--no-write-fetch-head", "--refmap=", self.name, refspec)
+        self.git.network("fetch", "--no-tags", "--no-prune", "--no-write-fetch-head", "--refmap=", self.name, refspec)
 
     def _fetch_tags(self) -> None:
         """Bring in tags this side lacks. One of the same name with another object stays: the branches then differ too."""

@@ -46,6 +46,17 @@ def test_a_run_recorded_from_another_clone_is_the_same_checkpoint(two: tuple[Led
     assert two[1].record(make_draft(two[1])).commit == first.commit
 
 
+@pytest.mark.parametrize("setting", ["fetch.prune=true", "remote.origin.prune=true", "i18n.logOutputEncoding=UTF-16"])
+def test_a_users_git_settings_lose_nothing(two: tuple[Ledger, Ledger], repo: Path, bare: Path, setting: str) -> None:
+    git(repo, "config", *setting.split("="))
+    two[0].record(make_draft(two[0]))
+    away = bare.rename(bare.with_name("away.git"))
+    two[0].record(make_draft(two[0], "run-2"))  # not pushed yet: the remote has no such tag
+    away.rename(bare)
+    two[0].record(make_draft(two[0], "run-3"))
+    assert not verify_ledger(two[0]) and len(git(bare, "tag").splitlines()) == 3
+
+
 def test_a_remote_that_moves_before_the_push_is_not_overwritten(two: tuple[Ledger, Ledger], bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from phases.ledger.remote import Remote
 
