@@ -56,7 +56,10 @@ class Lock:
     def owner(self) -> Owner | None:
         """Who holds the lock now; an unreadable file is an owner of whom nothing is known."""
         try:
-            return Owner(**json.loads(self.path.read_text()))
+            owner = Owner(**json.loads(self.path.read_text()))
+            if not isinstance(owner.pid, int) or not isinstance(owner.since, (int, float)):
+                raise TypeError("not a process number and a time")
+            return owner
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):

@@ -106,9 +106,13 @@ def _read(path: Path) -> RunRecord | None:
         return None
     except (OSError, ValueError) as fault:
         raise JournalError(f"{path / 'run.json'} cannot be read: {fault}.", hint="Move that directory away.") from fault
-    if data.get("schema") != SCHEMA:
-        raise JournalError(f"{path / 'run.json'} has schema {data.get('schema')!r}, this toolkit reads {SCHEMA!r}.")
-    return RunRecord(**data)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise JournalError(f"{path / 'run.json'} has schema {schema!r}, this toolkit reads {SCHEMA!r}.", hint="Move that directory away.")
+    try:
+        return RunRecord(**data)
+    except TypeError as fault:
+        raise JournalError(f"{path / 'run.json'} has other fields than a run of this toolkit.", hint="Move that directory away.") from fault
 
 
 def _stem(playbook: str, phase: str) -> str:

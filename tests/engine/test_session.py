@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import traceback
 
 import pytest
@@ -72,6 +73,22 @@ def test_an_altered_journal_is_not_resumed(repository):
     journal.write_text(journal.read_text().replace("lucky", "unlucky"))
     with pytest.raises(JournalError, match="altered"):
         repository.run(resume=True)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"schema": "phasegate/run/v1", "x": 1}', "garbage"])
+def test_a_run_directory_that_is_none_is_said(repository, content):
+    repository.run()
+    next((repository.path / ".phase" / "runs").glob("*/run.json")).write_text(content)
+    with pytest.raises(JournalError, match="Move that directory away"):
+        repository.run(resume=True)
+
+
+@pytest.mark.parametrize("content", ["[]", "garbage", json.dumps({**dict.fromkeys(("token", "pid", "process_start", "boot", "user", "purpose", "since"), "x"), "host": socket.gethostname()})])
+def test_a_lock_that_cannot_be_read_blocks(repository, content):
+    repository.run()
+    (repository.path / ".phase" / "locks" / "light.json").write_text(content)
+    with pytest.raises(LockedError, match="unreadable lock"):
+        repository.run()
 
 
 def test_a_second_run_at_once_is_locked_out_and_changes_nothing(repository):
