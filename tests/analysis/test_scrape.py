@@ -46,7 +46,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         scrape("other 1\n").require(HISTOGRAMS["ttft"], suffix="_bucket")
 
 
-@pytest.mark.parametrize("text", ["{{{{", "name 3 4 5 6", "<html>no</html>"])
+@pytest.mark.parametrize("text", ["{{{{", "name three", "<html>no</html>"])
 def test_what_is_no_prometheus_text_is_refused(text):
     with pytest.raises(AnalysisError, match="here"):
         scrape(text)
