@@ -20,7 +20,8 @@ from phases.kernel.contract import Kernel, Progress, case_json, describe, select
 from phases.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 
 AUDIT_WINDOWS, AUDIT_WINDOWS_ALONE = 3, 12  # the fastest window counts: a busy machine only makes windows longer
-AUDIT_FACTOR = 2.5  # the toolkit's clock may see so many times the median sample ...
+AUDIT_FACTOR = 2.5  # the toolkit's clock may see so many times the upper quartile of the samples ...
+AUDIT_ATTEMPTS_ALONE = 3  # a burst of other work can outlast every window of one attempt; a kernel that bends the clock fails them all
 AUDIT_SLACK_SECONDS = 5e-3  # ... plus this a window, for the messages and a busy machine
 _GIVE_UP_AFTER = 2
 _DISTRUST = "the samples say"
@@ -90,7 +91,7 @@ class _Run:
         self.progress, self.silence, self.clock, self.effort, self.ceilings = progress, silence, clock, effort, ceilings
         self.records: dict[tuple[int, str], BenchmarkRecord] = {}
         self.deaths = dict.fromkeys(names, 0)
-        self.alone: set[tuple[int, str]] = set()  # audited badly beside others: timed once more in a process of its own
+        self.alone: dict[tuple[int, str], int] = {}  # audited badly: times sent to a process of its own
         self.began = 0.0
         self.audits: dict[str, list[tuple[float, int]]] = {}  # variant: (seconds, calls) of each window of the case at hand
 
@@ -104,14 +105,14 @@ class _Run:
 
     def finish(self) -> None:
         while self._missing():
-            before = len(self.records) + len(self.alone)
+            before = len(self.records) + sum(self.alone.values())
             items = [(number, left) for number, names in self._missing() if (left := [n for n in names if (number, n) not in self.alone])]
             windows = AUDIT_WINDOWS if items else AUDIT_WINDOWS_ALONE
             items = items or [(number, names[:1]) for number, names in self._missing()][:1]
             death = process.run(self._job(items, windows), self._listen, silence=self.silence)
             if death:
                 self._bury(death)
-            if len(self.records) + len(self.alone) == before:
+            if len(self.records) + sum(self.alone.values()) == before:
                 raise KernelContractError(f"the worker of {self.kernel.name} ended without finishing its cases.")
 
     def _missing(self) -> list[tuple[int, list[str]]]:
@@ -132,8 +133,8 @@ class _Run:
         elif message["type"] == "timing":
             record = self._record(message)
             place = (message["item"], record.variant)
-            if record.reason.startswith(_DISTRUST) and place not in self.alone and len(self.names) > 1:
-                self.alone.add(place)  # who shares a process can spoil another's clock
+            if record.reason.startswith(_DISTRUST) and self.alone.get(place, 0) < AUDIT_ATTEMPTS_ALONE:
+                self.alone[place] = self.alone.get(place, 0) + 1  # who shares a process can spoil another's clock
                 self.progress(f"benchmark {record.case.key} {record.variant}: timed again in a process of its own ({record.reason})")
                 return
             self._keep(message["item"], record)
@@ -183,14 +184,14 @@ def audit(samples: Sequence[float], windows: Sequence[tuple[float, int]]) -> str
     """Compare the worker's samples (seconds a call) with windows (seconds, calls) timed here; the reason of distrust, or empty."""
     if not samples or not windows:
         return "the timing was not audited"
-    median = statistics.median(samples)
+    typical = statistics.quantiles(samples, n=4)[2] if len(samples) > 1 else samples[0]
     seconds, calls = min(windows, key=lambda window: window[0] / window[1])
     here = seconds / calls
-    if here > AUDIT_FACTOR * median + AUDIT_SLACK_SECONDS / calls:
-        return f"{_DISTRUST} {median:.3g} s a call, the toolkit's own clock saw {here:.3g} s: time is being hidden"
+    if here > AUDIT_FACTOR * typical + AUDIT_SLACK_SECONDS / calls:
+        return f"{_DISTRUST} {typical:.3g} s a call, the toolkit's own clock saw {here:.3g} s: time is being hidden"
     slowest = max(seconds / calls for seconds, calls in windows)
     if AUDIT_FACTOR * (slowest + AUDIT_SLACK_SECONDS / calls) < min(samples):
-        return f"{_DISTRUST} {median:.3g} s a call, the toolkit's own clock saw only {slowest:.3g} s: time is being invented"
+        return f"{_DISTRUST} {typical:.3g} s a call, the toolkit's own clock saw only {slowest:.3g} s: time is being invented"
     return ""
 
 
