@@ -193,8 +193,8 @@ def _await_router(host: LocalHost, server: Server, production: Production) -> No
 
 def _start_worker(production: Production, state: WorkerState, incumbent: Bundle, progress: Callable[[str], None]) -> None:
     session = production.fleet.session(state.host)
-    lock = production._lock(session)
-    driver, ready = production._driver(state.host), production._ready(state.host)
+    lock = production.take_lock(session)
+    driver, ready = production.driver(state.host), production.ready(state.host)
     if state.current == NEVER:
         push(session, lock, incumbent)
         first_release(session, lock, driver, incumbent.digest, ready)

@@ -146,7 +146,7 @@ class Production:
         """Bring releases onto hosts, side by side; nothing that serves changes."""
 
         def act(session: HostSession) -> int:
-            lock = self._lock(session)
+            lock = self.take_lock(session)
             return sum(push(session, lock, bundle).sent for bundle in bundles)
 
         sent = self.fleet.each(act, hosts=hosts, on_result=lambda r: self.progress(f"{r.host.name}: {'release there' if r.ok else r.reason}")).check()
@@ -178,7 +178,7 @@ class Production:
         self.take_out(host, self.fleet_settings.service.drain)
         session = self.fleet.session(host)
         try:
-            lease = guarded_switch(session, self._lock(session), self._driver(host), digest, self._ready(host), self._windows())
+            lease = guarded_switch(session, self.take_lock(session), self.driver(host), digest, self.ready(host), self._windows())
         except PhaseError:
             self._return_if_serving(host)
             raise
@@ -199,8 +199,8 @@ class Production:
         """Restart a worker on the release it has, so that it is as old as a canary."""
         self.take_out(host, self.fleet_settings.service.drain)
         session = self.fleet.session(host)
-        self._lock(session)
-        driver, ready = self._driver(host), self._ready(host)
+        self.take_lock(session)
+        driver, ready = self.driver(host), self.ready(host)
         session.do(driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + driver.drain + 30)
         self.warm_up(host)
         self.put_in(host)
@@ -211,8 +211,8 @@ class Production:
             self._renewer.drop(host.name)
         self.take_out(host, min(5.0, self.fleet_settings.service.drain))
         session = self.fleet.session(host)
-        driver, ready = self._driver(host), self._ready(host)
-        now = switch_back(session, self._lock(session), driver, ready, target=target)
+        driver, ready = self.driver(host), self.ready(host)
+        now = switch_back(session, self.take_lock(session), driver, ready, target=target)
         self._leases.pop(host.name, None)
         # A lease that was cancelled has restarted the service, but waits for nothing.
         wait_ready(driver, session, ready.port, ready.path, ready.timeout)
@@ -224,7 +224,7 @@ class Production:
         if self._renewer:
             self._renewer.drop(host.name)
         session = self.fleet.session(host)
-        lock = self._lock(session)
+        lock = self.take_lock(session)
         state = read_lease(session)
         if state and state.active:
             Lease(session, lock.token, lease_id=state.id).keep()
@@ -248,7 +248,7 @@ class Production:
         for name, result in found.items():
             if result.ok and result.value and result.value.active and name not in self._leases:
                 session = self.fleet.session(self.fleet[name])
-                self._leases[name] = Lease(session, self._lock(session).token, lease_id=result.value.id)
+                self._leases[name] = Lease(session, self.take_lock(session).token, lease_id=result.value.id)
                 self._renew().add(name, result.value.id)
 
     def lost_leases(self) -> dict[str, str]:
@@ -257,13 +257,14 @@ class Production:
 
     def logs(self, host: Host, lines: int = 40) -> str:
         try:
-            return self._driver(host).logs(self.fleet.session(host), lines)
+            return self.driver(host).logs(self.fleet.session(host), lines)
         except FleetError as fault:
             return f"no log: {fault.message}"
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
-    def _lock(self, session: HostSession) -> HostLock:
+    def take_lock(self, session: HostSession) -> HostLock:
+        """This run's lock on a host, taken again after a broken session; HostLockedError when another run holds it."""
         name = session.host.name
         held = self._locks.get(name)
         lock = HostLock(session, self.purpose, token=held.token if held else "")
@@ -279,10 +280,12 @@ class Production:
         self._locks[name] = lock
         return lock
 
-    def _driver(self, host: Host) -> Any:
+    def driver(self, host: Host) -> Any:
+        """What starts and stops a worker\'s service."""
         return self.fleet_settings.service.driver(host)
 
-    def _ready(self, host: Host) -> Ready:
+    def ready(self, host: Host) -> Ready:
+        """When a worker counts as up."""
         return Ready(int(host.values["port"]), host.labels.get("health", "/health"), self.fleet_settings.service.ready)
 
     def _windows(self) -> Windows:
