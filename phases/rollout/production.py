@@ -281,7 +281,7 @@ class Production:
         return lock
 
     def driver(self, host: Host) -> Any:
-        """What starts and stops a worker\'s service."""
+        """What starts and stops a worker's service."""
         return self.fleet_settings.service.driver(host)
 
     def ready(self, host: Host) -> Ready:
