@@ -20,10 +20,11 @@ from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement
 from phases.rollout import judging
 from phases.rollout.arms import Arms, batches, choose_arms
-from phases.rollout.live import Live, fleet_settings, serving_environment
+from phases.rollout.live import Live, fleet_settings
 from phases.rollout.production import Production
 from phases.rollout.report import table
 from phases.rollout.rollback import Rollback, roll_back
+from phases.serving.environment import environment_facts
 
 FLEET, RELEASES, PUSH, CONTROL, CANARY, BAKE, END, REPORT, LEAVE = (
     "look at the fleet", "make the releases", "push the releases", "restart the control", "switch the canary", "bake",
@@ -42,7 +43,7 @@ def look_at_fleet(run: PhaseRun, live: Live) -> Step:
     detail = (f"canary: {names(arms.canary)}", f"control: {names(arms.control)}", f"share of requests exposed: {arms.share:.0%}")
 
     def look(context: StepContext) -> Facts:
-        environment = serving_environment(run, context)
+        environment = environment_facts(live.settings.server, context.progress)
         bundles = live.bundles(context, environment)
         bring_up(run, live, context, bundles)
         production = live.production(context)

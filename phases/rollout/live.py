@@ -15,7 +15,6 @@ from phases.fleet.settings import FleetSettings
 from phases.rollout.production import Production
 from phases.rollout.releases import fleet_releases
 from phases.rollout.settings import ProductionSettings
-from phases.serving.settings import EMBEDDED
 
 
 @dataclass
@@ -74,19 +73,6 @@ def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[
 
     fleet = fleet_settings(run)
     return Production(section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress)
-
-
-def serving_environment(run: PhaseRun, context: StepContext) -> Facts:
-    """Python, model and draft model of the workers; the embedded ones are provisioned here."""
-    server = section(run, "production").server
-    if server.python != EMBEDDED:
-        return {"python": server.python, "model": server.model, "draft_model": server.draft_model}
-    from phases.embedded.provision import ensure
-
-    made = ensure(progress=context.progress)
-    found = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model),
-             "unused_models": made.unused_models}  # fmt: skip
-    return {**found, **{key: value for key in ("model", "draft_model") if (value := getattr(server, key))}}
 
 
 def playbook_path(run: PhaseRun, path: Path | None) -> Path | None:

@@ -23,12 +23,13 @@ from phases.rollout import judging
 from phases.rollout.arms import batches, waves
 from phases.rollout.bake import Verdict
 from phases.rollout.canary import FLEET, bring_up, names, together
-from phases.rollout.live import Live, fleet_settings, serving_environment
+from phases.rollout.live import Live, fleet_settings
 from phases.rollout.production import Production
 from phases.rollout.reference import Level
 from phases.rollout.report import table
 from phases.rollout.rollback import roll_back
 from phases.rollout.soak import Soak
+from phases.serving.environment import environment_facts
 
 PUSH, SOAK, FINISH, REPORT = "push the releases", "soak", "make it last-good", "write the report"
 
@@ -46,7 +47,7 @@ def look_at_fleet(run: PhaseRun, live: Live) -> Step:
     """Every worker is well and on a release recorded as good, or was moved by an earlier process of this run."""
 
     def look(context: StepContext) -> Facts:
-        environment = serving_environment(run, context)
+        environment = environment_facts(live.settings.server, context.progress)
         bundles = live.bundles(context, environment)
         bring_up(run, live, context, bundles)
         states = live.production(context).observe()

@@ -26,6 +26,7 @@ from phases.results import Measurement, Results
 from phases.serving import latency, log_scan, outputs, report
 from phases.serving.activity import inactive, read_activity, read_metrics, summarize
 from phases.serving.client import Client
+from phases.serving.environment import environment_facts
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
 from phases.serving.prompts import load_prompts
@@ -59,15 +60,7 @@ def provision(run: PhaseRun) -> Step:
     settings: IntegrationSettings = run.settings
 
     def prepare(context: StepContext) -> Facts:
-        if settings.server.python == EMBEDDED:
-            from phases.embedded.provision import ensure
-
-            made = ensure(progress=context.progress)
-            facts = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model)}
-            facts |= {"digest": made.digest, "seconds": made.seconds, "bytes": made.bytes, "unused_models": made.unused_models}
-        else:
-            facts = {"python": settings.server.python, "model": settings.server.model, "draft_model": settings.server.draft_model}
-        facts |= {key: value for key in ("model", "draft_model") if (value := getattr(settings.server, key))}
+        facts = environment_facts(settings.server, context.progress)
         found = versions(serving_host(run), facts["python"])
         context.progress(f"SGLang {found['sglang']}, torch {found['torch']}, {found['gpu'] or found['machine']}")
         return {**facts, "versions": found, "manifest": {"serving": found, "serving_environment": facts.get("digest")}}
