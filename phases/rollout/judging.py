@@ -135,14 +135,20 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
     for host in canary:
         if host.name in lost:
             return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
-        if not production.client(host, 10.0).health() and not production.client(host, 10.0).health():
+        if not _answers(production, host):
             return Fault(host.name, "it does not answer /health", incumbent=False)
         if thorough and (reason := production.mixed(host, digest)):
             return Fault(host.name, reason, incumbent=False)
     for host in control:
-        if not production.client(host, 10.0).health() and not production.client(host, 10.0).health():
+        if not _answers(production, host):
             return Fault(host.name, "the control does not answer /health", incumbent=True)
     return None
+
+
+def _answers(production: Production, host: Host) -> bool:
+    """Whether a worker answers /health; asked again before it counts as down."""
+    client = production.client(host, 10.0)
+    return client.health() or client.health()
 
 
 def _brief(decision: Decision) -> str:
