@@ -16,7 +16,7 @@ import pytest
 
 from phases.fleet.bundle import Bundle
 from phases.fleet.deploy import first_release, push
-from phases.fleet.errors import HostKeyError, SilentHostError, UnreachableError
+from phases.fleet.errors import HostKeyError, ReleaseError, SilentHostError, UnreachableError
 from phases.fleet.fanout import Outcome
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host, Timeouts
@@ -73,7 +73,8 @@ def test_an_upload_that_meets_a_fault_leaves_the_host_whole_and_can_be_repeated(
     store.push(small)
     store.switch(small.digest)
     try:
-        with pytest.raises(UnreachableError, match="on h02"):
+        # a lossy network may still let through the host's own word that the upload was cut off
+        with pytest.raises((UnreachableError, ReleaseError), match="on h02"):
             store.push(interrupted(bundle, begin))
     finally:
         end()
