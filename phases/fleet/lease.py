@@ -1,6 +1,6 @@
 """The toolkit's side of the lease: arm, come back over a new connection, keep renewing, keep or cancel.
 
-The states and what happens by itself on the host are described in `onhost/guard.py`.
+The states and what happens by itself on the host are described in `onhost/record.py`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ import sys
 import time
 
 import guard
+import lease
 import locks
 import process
+import record
 import store
-from place import HostFault, Place, process_identity, uptime, write_json
+from place import HostFault, Place, boot_id, process_identity, uptime, write_json
 
 IDLE_SECONDS = 300.0
 
@@ -88,7 +90,7 @@ class Agent:
     def hello(self):
         """Make the root usable and do what a lost guard left undone."""
         self.place.prepare()
-        return {"tended": guard.tend(self.place), "boot": guard.boot_id(), "uptime": uptime(), "time": time.time(), "via": self.via}
+        return {"tended": guard.tend(self.place), "boot": boot_id(), "uptime": uptime(), "time": time.time(), "via": self.via}
 
     def facts(self):
         uname = os.uname()
@@ -142,22 +144,22 @@ class Agent:
         return store.inventory(self.place)
 
     def lease_arm(self, **arguments):
-        return guard.arm(self.place, via=self.via, **arguments)
+        return lease.arm(self.place, via=self.via, **arguments)
 
     def lease_confirm(self, lease_id, window):
-        return guard.confirm(self.place, lease_id, window, self.via)
+        return lease.confirm(self.place, lease_id, window, self.via)
 
     def lease_renew(self, lease_id, window):
-        return guard.renew(self.place, lease_id, window)
+        return lease.renew(self.place, lease_id, window)
 
     def lease_keep(self, lease_id):
-        return guard.keep(self.place, lease_id)
+        return lease.keep(self.place, lease_id)
 
     def lease_cancel(self, lease_id, reason):
-        return guard.cancel(self.place, lease_id, reason)
+        return lease.cancel(self.place, lease_id, reason)
 
     def lease_show(self):
-        return guard.describe(self.place)
+        return record.describe(self.place)
 
     def audit_note(self, event, facts):
         self.place.audit(event, **facts)

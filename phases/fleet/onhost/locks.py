@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-import guard
+import record
 from place import HostFault, alive, boot_id, process_identity, read_json, remove, uptime, write_json
 
 
@@ -80,7 +80,7 @@ def leave(place):
     """The session ends: drop the locks it stands behind, unless a lease has taken them over."""
     with place.mutex():
         lock = read_json(place.lock)
-        if lock and lock["session"] == process_identity(os.getpid()) and not guard.active(read_json(place.lease)):
+        if lock and lock["session"] == process_identity(os.getpid()) and not record.active(read_json(place.lease)):
             place.audit("lock_dropped", owner=lock["owner"], purpose=lock["purpose"], age=age(lock), why="its session ended")
             remove(place.lock)
 
@@ -89,7 +89,7 @@ def orphaned(place, lock):
     if lock["boot"] == boot_id() and alive(lock["session"]):
         return False
     lease = read_json(place.lease)
-    return not (guard.active(lease) and lease["token"] == lock["token"])
+    return not (record.active(lease) and lease["token"] == lock["token"])
 
 
 def blocked(lock):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 
-import guard
+import record
 import locks
 from place import NEVER, HostFault, sync_directory
 
@@ -199,11 +199,11 @@ def switch(place, digest, token, lease=""):
     verify(place, digest)
     with place.mutex():
         locks.require(place, token)
-        held = guard.read(place)
-        if guard.active(held) and held["id"] != lease:
+        held = record.read(place)
+        if record.active(held) and held["id"] != lease:
             raise HostFault("lease_active", "an armed lease guards this host", "Confirm, keep or cancel it first.", lease=held["id"])
         if lease:
-            guard.require_active(held, lease)
+            record.require_active(held, lease)
             if digest != held["release"]:
                 raise HostFault("lease_other_release", "the lease is for release %s" % held["release"][:12])
         before = place.link_target(place.current)
@@ -245,7 +245,7 @@ def collect(place, token, keep=(), newest=2):
 
 
 def read_lease(place):
-    return guard.read(place) or {}
+    return record.read(place) or {}
 
 
 def _remove_tree(path):
@@ -274,7 +274,7 @@ def inventory(place):
         "current": current,
         "facts": facts,
         "last_good": place.link_target(place.last_good),
-        "lease": guard.describe(place),
+        "lease": record.describe(place),
         "free": free_bytes(place),
         "never": NEVER,
     }
