@@ -43,7 +43,8 @@ LIBRARIES = (
             ("sm_80", "sm_90", "sm_120")),
     Library("tensor_core", "nvcc", ("cuda/tensor_core.cu",), (*_CUDA, "cuda/merge.cuh", "cuda/mma.cuh", "cuda/tensor_core.cuh"), ("tensor_core",),
             ("sm_80", "sm_90", "sm_120")),
-    Library("hopper", "nvcc", ("cuda/hopper.cu",), (*_CUDA, "cuda/hopper_merge.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_work.cuh"),
+    Library("hopper", "nvcc", ("cuda/hopper.cu",), (*_CUDA, "cuda/hopper_load.cuh", "cuda/hopper_merge.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_store.cuh", "cuda/hopper_tile.cuh",
+             "cuda/hopper_work.cuh"),
             ("hopper",), ("sm_90a",)),
 )
 

@@ -1,0 +1,118 @@
+// The producer side of the `hopper` variant: where operands live in shared memory, and the warpgroup that gathers them there.
+#pragma once
+#include "hopper_merge.cuh"
+
+namespace va {
+namespace hopper {
+
+constexpr int kLatent = 512, kRow = 576;
+// Where dynamic shared memory starts in a kernel without static shared memory (checked at run time): known addresses make
+// the wgmma descriptors constants.
+constexpr uint32_t kBase = 1024;
+
+/* Shared memory, offsets in bytes; every operand starts at a multiple of 1024. */
+template <int kRows> struct Shared {
+  static constexpr int kQChunk = kRows * 128;  // 64 columns of Q
+  static constexpr int kLatent0 = 9 * kQChunk, kRope0 = kLatent0 + 65536, kExtra = kRope0 + 8192;
+  static constexpr int kRope1 = kExtra + 1024, kLatent1 = kRope1 + 8192, kMisc = kLatent1 + 65536;
+  // mbarriers, for halves of the columns where there are four: [buffer][half]
+  static constexpr int kFull = kMisc, kEmpty = kMisc + 32, kQFull = kMisc + 64, kDrained = kMisc + 72, kDealt = kMisc + 80;
+  static constexpr int kRescale = kMisc + 104, kItems = kMisc + 112, kReference = kItems + 3 * 96;
+  static constexpr int kAlpha = kReference + kRows * 4, kBytes = kMisc + 1024;
+  static_assert(kAlpha + kRows * 4 <= kBytes && kQChunk % 1024 == 0, "layout");
+
+  static __device__ __forceinline__ int latents(int buffer) { return buffer ? kLatent1 : kLatent0; }
+  static __device__ __forceinline__ int rope(int buffer) { return buffer ? kRope1 : kRope0; }
+  static __device__ __forceinline__ int probs(int buffer) { return buffer ? kExtra : kRope0; }
+};
+
+/* Named barriers; those of a pair are one per buffer. */
+enum Barrier { kOwn = 2, kProbs = 4, kExtraKiB = 6 };
+
+/* Tiles done so far by this block: the buffer, which is also the owner, and the parity of its mbarriers. */
+struct Turn {
+  int count = 0;
+  __device__ __forceinline__ int buffer() const { return count & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return (count >> 1) & 1; }
+};
+
+constexpr int kNoKey = INT32_MIN;
+
+/* Where key k is: a pool slot, -1 - token for a draft row beside the pool, or kNoKey. */
+__device__ __forceinline__ int find_key(const Params &p, const Plan &plan, const Item &item, int k) {
+  if (k >= item.key_end) return kNoKey;
+  if (k >= item.prefix) {
+    int token = item.q_begin + k - item.prefix;
+    return p.draft_kv ? -1 - token : static_cast<int>(load_index(p.draft_slots, token, p.index64));
+  }
+  if (p.page_size == 1) return static_cast<int>(load_index(p.kv_indices, item.page_begin + k, p.index64));
+  int page = __umulhi(k, plan.page_reciprocal);
+  return static_cast<int>(load_index(p.kv_indices, item.page_begin + page, p.index64)) * p.page_size + k - page * p.page_size;
+}
+
+template <typename T> __device__ __forceinline__ const char *row_at(const Params &p, int place) {
+  if (place < 0 && place != kNoKey)
+    return reinterpret_cast<const char *>(static_cast<const T *>(p.draft_kv) + (-1 - place) * p.draft_row_stride);
+  return reinterpret_cast<const char *>(static_cast<const T *>(p.kv_pool) + (place == kNoKey ? 0 : place) * p.kv_row_stride);
+}
+
+/* Q rows of the item; rows past its end become zero. */
+template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Params &p, const Item &item) {
+  int thread = threadIdx.x & 127, piece = thread & 7, rows = item.rows;
+  const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
+#pragma unroll 1
+  for (int n = thread >> 3; n < kRows; n += 16) {
+    bool valid = n < rows;
+    const char *from = q + (valid ? n : 0) * (kRow * 2);
+    uint32_t to = kBase + n * 128 + ((piece ^ (n & 7)) << 4);
+#pragma unroll
+    for (int c = 0; c < 9; ++c) copy16(to + c * Shared<kRows>::kQChunk, from + c * 128, valid ? 16 : 0);
+  }
+  barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
+}
+
+/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. Lane l knows where row l is. */
+template <typename T, int kRows, int kFrom, int kTo>
+__device__ __forceinline__ void copy_chunks(const Params &p, int place, int buffer) {
+  using S = Shared<kRows>;
+  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7;
+  uint32_t to = kBase + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64) {  // four rows on; the swizzle's third bit flips
+    int at = __shfl_sync(~0u, place, i * 4 + row), bytes = at == kNoKey ? 0 : 16;
+    const char *from = row_at<T>(p, at) + piece * 16;
+#pragma unroll
+    for (int c = kFrom; c < kTo; ++c)
+      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), from + c * 128, bytes);
+  }
+}
+
+/* The producer warpgroup: Q, then the tiles, of one item after the other. */
+template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
+  using S = Shared<kRows>;
+  int thread = threadIdx.x & 127, row = (thread >> 5) * 16 + (thread & 15);
+  Turn turn;
+  for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
+    const Item &item = items[at];
+    barrier_wait(kBase + S::kDealt + at * 8, (k / 3) & 1);
+    if (item.kind != kCompute) return;
+    int key = item.key_begin, end = item.key_end, place = find_key(p, plan, item, key + row);
+    if (k) barrier_wait(kBase + S::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
+    copy_q<T, kRows>(p, item);
+    for (; key < end; ++turn.count) {
+      int buffer = turn.buffer();
+      uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
+      barrier_wait(empty, turn.parity() ^ 1);
+      copy_chunks<T, kRows, 0, 4>(p, place, buffer);
+      barrier_arrive_after_copies(full);
+      barrier_wait(empty + 8, turn.parity() ^ 1);
+      copy_chunks<T, kRows, 4, 9>(p, place, buffer);
+      barrier_arrive_after_copies(full + 8);
+      key += kTile;
+      if (key < end) place = find_key(p, plan, item, key + row);
+    }
+  }
+}
+
+}  // namespace hopper
+}  // namespace va

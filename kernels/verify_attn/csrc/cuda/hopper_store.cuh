@@ -1,0 +1,90 @@
+// What the `hopper` variant's consumers do with a finished item: the rows' sums, then O to the output or to the workspace.
+#pragma once
+#include "hopper_load.cuh"
+
+namespace va {
+namespace hopper {
+
+/* Total sums of the rows over all threads, in a fixed order; writes the softmax states (or lse). Afterwards alpha holds the
+ * factors that normalise O, and everything but those is free shared memory. */
+template <int kRows>
+__device__ __forceinline__ void finish_rows(const Params &p, const Item &item, const Workspace &ws, char *shared,
+                                            const float (&sum)[kRows / 4]) {
+  using S = Shared<kRows>;
+  int n = threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
+  float *scratch = reinterpret_cast<float *>(shared + S::kLatent0);
+  sync_threads(kAll, kMergers);  // both warpgroups are done with the last tile
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(scratch)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
+  sync_threads(kAll, kMergers);
+  if (n < kRows) {
+    float total = 0.f, max = reinterpret_cast<const float *>(shared + S::kReference)[n];
+#pragma unroll 16
+    for (int i = 0; i < 64; ++i) total += scratch[i * kRows + n];
+    if (item.parts > 1) __stcg(ws.states + item.slot(item.part) * (kRows + 4) + n, make_float2(max, total));
+    else if (p.lse && n < item.rows) p.lse[item.first_row + n] = natural_lse(max, total, item.broken);
+    reinterpret_cast<float *>(shared + S::kAlpha)[n] = normaliser(total, item.broken);
+  }
+  sync_threads(kAll, kMergers);
+}
+
+/* The item's O to the workspace, as the registers have it but in halves; counts the part in. */
+template <int kRows>
+__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, float (&o)[4][kRows / 2]) {
+  int group = threadIdx.x >> 7;
+  float largest = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < kRows / 2; ++j) largest = fmaxf(largest, fabsf(o[i][j]));
+  float2 scale = half_scale(__reduce_max_sync(~0u, __float_as_uint(largest)));
+  int64_t slot = item.slot(item.part);
+  if ((threadIdx.x & 31) == 0)
+    __stcg(reinterpret_cast<float *>(ws.states + slot * (kRows + 4) + kRows) + (threadIdx.x >> 5), scale.y);
+  uint4 *to = ws.values + slot * (kRows * 64) + group * 256 + (threadIdx.x & 127);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      uint32_t h[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        h[k] = pack2<__half>(o[i + k / 2][4 * j + k % 2 * 2] * scale.x, o[i + k / 2][4 * j + k % 2 * 2 + 1] * scale.x);
+      __stcg(to + j * 512 + i * 64, make_uint4(h[0], h[1], h[2], h[3]));
+    }
+  sync_threads(kAll, kMergers);
+  if (threadIdx.x == 0)  // release: with the barrier before it, covers every thread's stores
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
+}
+
+/* The item's O, normalised, to the output by way of buffer 1 (rows of 1024 bytes, 16-byte pieces swizzled). */
+template <typename T, int kRows>
+__device__ __forceinline__ void store_whole(const Params &p, const Item &item, char *shared, float (&o)[4][kRows / 2]) {
+  using S = Shared<kRows>;
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5, group = threadIdx.x >> 7;
+  uint32_t to = kBase + S::kRope1 + ((lane >> 4) * 8 + (lane & 7)) * 1024 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+  const float2 *factors = reinterpret_cast<const float2 *>(shared + S::kAlpha) + (lane & 3);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 by = factors[j * 4];
+      packed[j % 2 * 2] = pack2<T>(o[i][4 * j] * by.x, o[i][4 * j + 1] * by.y);
+      packed[j % 2 * 2 + 1] = pack2<T>(o[i][4 * j + 2] * by.x, o[i][4 * j + 3] * by.y);
+      uint32_t at = to + ((i >> 1) * 4 + group * 2 + (i & 1)) * 128 + (j & ~1) * 8192;
+      if (j % 2) store_transposed4(at, packed[0], packed[1], packed[2], packed[3]);
+      else if (j == kRows / 8 - 1) store_transposed2(at, packed[0], packed[1]);
+    }
+  }
+  sync_threads(kAll, kMergers);
+  const char *from = shared + S::kRope1;
+  uint4 *out = reinterpret_cast<uint4 *>(static_cast<T *>(p.out) + item.first_row * kLatent);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < item.rows * 64; i += kMergers)
+    out[i] = *reinterpret_cast<const uint4 *>(from + (i >> 6) * 1024 + (((i & 63) ^ ((i >> 6) & 7)) << 4));
+  sync_threads(kAll, kMergers);
+}
+
+}  // namespace hopper
+}  // namespace va

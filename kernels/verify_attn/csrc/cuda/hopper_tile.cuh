@@ -1,0 +1,206 @@
+// One tile of the `hopper` variant in its consumers: scores, tree mask, online softmax, values.
+#pragma once
+#include "hopper_load.cuh"
+
+namespace va {
+namespace hopper {
+
+constexpr float kSlack = 8.f;  // log2 of the largest P
+
+/* S^T of the tile in `buffer`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
+template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(uint32_t parity, float (&s)[kRows / 2]) {
+  using S = Shared<kRows>;
+  uint64_t latents = operand(kBase + S::latents(kGroup)), rope = operand(kBase + S::rope(kGroup)), q = operand(kBase);
+  barrier_wait(kBase + S::kFull + kGroup * 16, parity);
+  fence_async_proxy();
+  pin(s);
+  wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, i > 0);
+  wgmma_commit();
+  barrier_wait(kBase + S::kFull + kGroup * 16 + 8, parity);
+  fence_async_proxy();
+  wgmma_begin();
+#pragma unroll
+  for (int i = 16; i < 32; ++i)
+    Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, 1);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    Wgmma<T, 0, kRows / 2>::run(s, rope + i * 2, q + 8 * (S::kQChunk / 16) + i * 2, 1);
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(s);
+}
+
+/* Which of the thread's scores of the tile at `key` nobody may see: bit i of hidden[k] is s[4 * (i / 2) + i % 2 + 2 * k]. Every
+ * mask layout is a byte and some bits of it, so that the loads carry no branches. Looked up before S is waited for. */
+template <int kRows>
+__device__ __forceinline__ void find_hidden(const Params &p, const Plan &plan, const Item &item, int key, unsigned (&hidden)[2]) {
+  int lane = threadIdx.x & 31, first = key + ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
+  bool bits = p.mask_kind == VA_MASK_BITS, full = p.mask_kind == VA_MASK_FULL, causal = p.mask_kind == VA_MASK_CAUSAL;
+  int64_t pitch = bits ? p.mask_words * 4 : full ? item.prefix + item.q_len : item.q_len;
+  const uint8_t *mask = static_cast<const uint8_t *>(p.mask) + (bits ? item.q_begin * pitch : item.mask_begin);
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    int at = first + 8 * k, j = at - item.prefix, inside = min(max(j, 0), item.q_len - 1);  // j < 0: a prefix key
+    const uint8_t *column = mask + (bits ? inside >> 3 : full ? item.prefix + inside : inside);
+    unsigned wanted = bits ? 1u << (inside & 7) : 0xff, found = 0;
+#pragma unroll 3
+    for (int i = 0; i < kRows / 4; ++i) {
+      unsigned row = item.row_in_stream + min((i >> 1) * 8 + (lane & 3) * 2 + (i & 1), item.rows - 1);
+      int token = p.heads == 1 ? row : __umulhi(row, plan.heads_reciprocal);
+      bool seen = causal ? j <= token : (__ldg(column + token * pitch) & wanted) != 0;
+      if (!seen) found |= 1u << i;
+    }
+    hidden[k] = at >= item.key_end ? ~0u : j < 0 ? 0u : found;
+  }
+}
+
+/* Moves the reference of rows whose scores outgrew it (s is relative to it), and records by how much O must shrink. All 128
+ * threads of one warpgroup; the place of P is the scratch. */
+template <int kRows>
+__device__ __forceinline__ void move_reference(char *shared, int buffer, bool first, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+  using S = Shared<kRows>;
+  int thread = threadIdx.x & 127, mine = (thread >> 2) * (kRows / 2) + (thread & 3);
+  float *scratch = reinterpret_cast<float *>(shared + S::probs(buffer));
+  float *reference = reinterpret_cast<float *>(shared + S::kReference), *alpha = reinterpret_cast<float *>(shared + S::kAlpha);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j)
+    reinterpret_cast<float2 *>(scratch)[mine + j * 4] = make_float2(fmaxf(s[4 * j], s[4 * j + 2]), fmaxf(s[4 * j + 1], s[4 * j + 3]));
+  sync_threads(kOwn + buffer, 128);
+  if (thread < kRows) {
+    float max = -INFINITY, old = first ? -INFINITY : reference[thread];
+#pragma unroll 16
+    for (int i = 0; i < 32; ++i) max = fmaxf(max, scratch[i * kRows + thread]);
+    bool unset = old == -INFINITY, moves = unset ? max > -INFINITY : max > kSlack;
+    reference[thread] = moves ? (unset ? max : old + max) : old;
+    alpha[thread] = moves ? (unset ? 0.f : exp2_fast(-max)) : 1.f;
+    scratch[thread] = moves ? max : 0.f;  // only this thread has read this column
+  }
+  sync_threads(kOwn + buffer, 128);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    float2 by = reinterpret_cast<const float2 *>(scratch)[(thread & 3) + j * 4];
+    float2 shrink = reinterpret_cast<const float2 *>(alpha)[(thread & 3) + j * 4];
+    s[4 * j] -= by.x, s[4 * j + 1] -= by.y, s[4 * j + 2] -= by.x, s[4 * j + 3] -= by.y;
+    sum[2 * j] *= shrink.x, sum[2 * j + 1] *= shrink.y;
+  }
+  sync_threads(kOwn + buffer, 128);
+}
+
+/* Turns scores into P in shared memory. `masked`: the tile has keys that some row may not see. */
+template <typename T, int kRows>
+__device__ __forceinline__ void softmax(float scale, char *shared, int buffer, bool first, bool masked, const unsigned (&hidden)[2],
+                                        float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+  using S = Shared<kRows>;
+  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
+  const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
+  float most = -INFINITY;
+  if (first || masked) {
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 m = first ? make_float2(0.f, 0.f) : reference[j * 4];
+      m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x = fmaf(s[4 * j + i], scale, i & 1 ? -m.y : -m.x);
+        s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float2 m = reference[j * 4];
+      s[4 * j] = fmaf(s[4 * j], scale, -m.x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m.y);
+      s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m.x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m.y);
+      most = fmaxf(most, fmaxf(fmaxf(s[4 * j], s[4 * j + 1]), fmaxf(s[4 * j + 2], s[4 * j + 3])));
+    }
+  }
+  bool moving = first || masked || sync_any(kOwn + buffer, 128, most > kSlack);
+  // The KiB shared by both buffers (and alpha) is read by the tile before.
+  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);
+  if (moving) move_reference<kRows>(shared, buffer, first, s, sum);
+  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
+
+  uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+  to += (lane >> 4) * 1024;
+  uint32_t packed[4];
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    float a = exp2_fast(s[i * 2]), b = exp2_fast(s[i * 2 + 1]);
+    sum[(i >> 1) * 2] += a, sum[(i >> 1) * 2 + 1] += b;
+    packed[i & 3] = pack2<T>(a, b);
+    if (i % 4 == 3) store_transposed4(to + (i / 4) * 2048, packed[0], packed[1], packed[2], packed[3]);
+  }
+  if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[0], packed[1]);
+  fence_async_proxy();
+  sync_threads(kOwn + buffer, 128);
+  arrive_threads(kProbs + buffer, kMergers);
+}
+
+/* O^T += V^T P^T of the tile in `buffer`. */
+template <typename T, int kRows, int kGroup, int kBuffer> __device__ __forceinline__ void values(float (&o)[4][kRows / 2]) {
+  using S = Shared<kRows>;
+  uint64_t latents = operand(kBase + S::latents(kBuffer) + kGroup * 16384), probs = operand(kBase + S::probs(kBuffer));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pin(o[i]);
+  wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  wgmma_commit();
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], latents + 2048 + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  wgmma_commit();
+  wgmma_wait<1>();
+  pin(o[0]), pin(o[1]);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16);
+  wgmma_wait<0>();
+  pin(o[2]), pin(o[3]);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16 + 8);
+}
+
+/* Shrink O (and the sums, in the warpgroup that did not compute this tile's S) to the rows' new references. */
+template <int kRows>
+__device__ __forceinline__ void rescale(const char *shared, bool own, float (&o)[4][kRows / 2],
+                                        float (&sum)[kRows / 4]) {
+  const float2 *alpha = reinterpret_cast<const float2 *>(shared + Shared<kRows>::kAlpha);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    float2 a = alpha[j * 4 + (threadIdx.x & 3)];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i][4 * j] *= a.x, o[i][4 * j + 1] *= a.y, o[i][4 * j + 2] *= a.x, o[i][4 * j + 3] *= a.y;
+    if (!own) sum[2 * j] *= a.x, sum[2 * j + 1] *= a.y;
+  }
+}
+
+/* One tile: S and softmax in its owner, then O in both. */
+template <typename T, int kRows>
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn,
+                                     uint32_t q_parity, float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
+  using S = Shared<kRows>;
+  int group = threadIdx.x >> 7, buffer = turn.buffer();
+  bool own = buffer == group;
+  if (own) {
+    float s[kRows / 2];
+    bool first = key == item.key_begin, masked = key + kTile > min(item.key_end, item.prefix);
+    unsigned hidden[2] = {0, 0};
+    if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
+    if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
+    if (group) scores<T, kRows, 1>(turn.parity(), s);
+    else scores<T, kRows, 0>(turn.parity(), s);
+    softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, masked, hidden, s, sum);
+  } else {
+    sync_threads(kProbs + buffer, kMergers);
+  }
+  if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
+  if (group == 0 && !buffer) values<T, kRows, 0, 0>(o);
+  else if (group == 0) values<T, kRows, 0, 1>(o);
+  else if (!buffer) values<T, kRows, 1, 0>(o);
+  else values<T, kRows, 1, 1>(o);
+  if (own && key + kTile < item.key_end) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
+}
+
+}  // namespace hopper
+}  // namespace va
