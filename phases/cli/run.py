@@ -42,6 +42,7 @@ def _plan_json(section: PhaseSection, steps: list[Any]) -> dict[str, Any]:
 
 def _print_plan(section: PhaseSection, steps: list[Any]) -> None:
     review = "then a person reviews" if section.review.value == "required" else "no review wanted"
+    review += " (--yes allowed)" if section.allow_yes else ""
     click.echo(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
     for number, step in enumerate(steps, 1):
         host = "" if step.host == "local" else f"{step.host}: "
@@ -56,25 +57,28 @@ def _print_plan(section: PhaseSection, steps: list[Any]) -> None:
 @click.argument("phases", metavar="[PHASE]...", nargs=-1)
 @playbook_option
 @click.option("--resume", is_flag=True, help="Go on with the latest attempt instead of starting a new one.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a phase that changes production.")
+@click.option("-y", "--yes", is_flag=True, help="Stand in for the person, where the playbook says `allow_yes: true`: start production phases, approve passed gates.")
 @json_option
 def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, as_json: bool) -> None:
     """Run phases: do the steps, judge the gate, record a checkpoint.
 
     Without PHASE the phases of the playbook are run in order; those that have already passed (and been approved) for
-    this very kernel are skipped, and the run stops at a gate that waits for review (exit 3). Ctrl-C leaves a run that
-    --resume continues.
+    this very kernel are skipped, and the run stops at a gate that waits for review (exit 3). With --yes it goes on through
+    phases whose section allows that; the ledger then says that nobody looked. Ctrl-C leaves a run that --resume continues.
     """
     from phases.engine import session
 
     playbook = load_playbook(playbook_path)
     outcomes: list[session.Outcome] = []
     code = Exit.PASSED
+    _require_yes_allowed(_to_run(playbook, phases), yes)
     _warn_of_dirty_tree(playbook, _to_run(playbook, phases))
     for section in _to_run(playbook, phases):
         again = resume
         if not phases:
             code, skip = _standing_code(playbook, section)
+            if code is Exit.WAITING_FOR_REVIEW and yes and section.allow_yes:
+                code = _approve(playbook, section)
             if skip and code is Exit.PASSED:
                 continue
             if skip:
@@ -83,6 +87,8 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
         outcome = _run_one(playbook, section, again, yes, as_json)
         outcomes.append(outcome)
         code = outcome.code
+        if code is Exit.WAITING_FOR_REVIEW and yes and section.allow_yes:
+            code = _approve(playbook, section)
         if code is not Exit.PASSED:
             break
     _report(playbook, outcomes, code, as_json)
@@ -91,6 +97,29 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
 
 def _to_run(playbook: Playbook, names: tuple[str, ...]) -> tuple[PhaseSection, ...]:
     return tuple(playbook.phase(name) for name in names) or playbook.phases
+
+
+def _require_yes_allowed(sections: tuple[PhaseSection, ...], yes: bool) -> None:
+    """Before anything runs: --yes counts only where the playbook says so."""
+    refused = [section for section in sections if section.kind.changes_production and not section.allow_yes]
+    if yes and refused:
+        raise UsageError(
+            f"{refused[0].where}: {refused[0].name} changes production and does not allow --yes.",
+            hint="Leave --yes out and answer on a terminal, or set `allow_yes: true` there if nobody needs to look.",
+        )
+
+
+def _approve(playbook: Playbook, section: PhaseSection) -> Exit:
+    """Approve the phase's newest checkpoint for whoever runs this; the ledger says that nobody looked."""
+    from phases.cli.gate import choose
+    from phases.ledger import approvals
+
+    ledger = open_ledger(playbook)
+    checkpoint = choose(playbook, ledger, section.name)
+    reason = "phase run --yes: went on without anybody looking, as the playbook allows"
+    made = approvals.approve(ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes)
+    note(f"{checkpoint.name}: approved for {made.person} by --yes")
+    return Exit.PASSED
 
 
 def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) -> None:
@@ -107,8 +136,11 @@ def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) 
 def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:
     """(exit code if the run ended here, whether the phase need not run): for a run of all phases."""
     from phases.engine import progress, session
+    from phases.ledger.lost import require_whole
 
-    known = progress.standings(playbook, open_ledger(playbook), session.kernel_digest(playbook))
+    ledger = open_ledger(playbook)
+    require_whole(ledger)
+    known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
     standing = next(row for row in known if row.section.name == section.name)
     if standing.state.lets_next_start:
         note(f"{section.name}: {standing.state.value} with {standing.checkpoint.name if standing.checkpoint else ''}; skipped")
@@ -130,7 +162,10 @@ def _confirm(section: PhaseSection, yes: bool) -> None:
     if not section.kind.changes_production or yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{section.name} changes production and nobody is here to confirm it.", hint="Give --yes.")
+        raise UsageError(
+            f"{section.name} changes production and nobody is here to confirm it.",
+            hint="Start it on a terminal, or give --yes where the playbook says `allow_yes: true`.",
+        )
     click.confirm(f"{section.name} changes production. Go on?", abort=True, err=True)
 
 

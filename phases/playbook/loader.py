@@ -28,6 +28,11 @@ class _CommonPhaseKeys:
     gate: _Gate = setting(help="the rules a phase must pass")
     review: Review = setting(Review.REQUIRED, help="required: a person approves before the next phase; none: go on")
     four_eyes: bool = setting(False, help="true: the one who ran the phase may not approve it")
+    allow_yes: bool = setting(False, help="true: `phase run --yes` starts the phase without asking, and approves its passed gate for whoever runs it")
+
+    def check(self, node: Node, mistakes: Mistakes) -> None:
+        if self.allow_yes and self.four_eyes:
+            mistakes.add(node.get("allow_yes") or node, f"{node.path}: four_eyes wants somebody else's approval, so allow_yes cannot give it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +142,9 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
     common = read(_CommonPhaseKeys, node.without(*(key for key, _ in node.items() if key not in common_keys)), mistakes)
     settings = _by_reader(kind.settings, node.without(*common_keys), node.path, mistakes, common_keys)
     rules = _rules(common.gate, mistakes)
-    judged = json.dumps(node.without("review", "four_eyes").plain(), sort_keys=True)
+    judged = json.dumps(node.without("review", "four_eyes", "allow_yes").plain(), sort_keys=True)
     digest = hashlib.sha256(judged.encode()).hexdigest()
-    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where), digest)
+    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where), digest, common.allow_yes)
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:

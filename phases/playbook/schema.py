@@ -99,6 +99,7 @@ class PhaseSection:
     settings: Any  # BuildParitySettings, or what the phase's own reader made
     where: str  # file:line
     digest: str = ""  # SHA-256 of what is measured and judged: gate and settings, not who reviews
+    allow_yes: bool = False  # `phase run --yes` may stand in for a person here
 
     @property
     def name(self) -> str:

@@ -57,6 +57,35 @@ def test_four_eyes_refuses_the_authors_own_approval(phase, repository, recorded)
     assert phase.json("status")["phases"][0]["state"] == "approved"
 
 
+def test_yes_approves_only_where_the_playbook_allows_it(phase, repository, recorded):
+    assert "Waiting for review" in phase("run", "--yes", code=3).stdout
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
+    assert "Waiting for review" in phase("run", code=3).stdout
+    assert "approved for Ada <ada@example.org> by --yes" in phase("run", "--yes").stderr
+    (row,) = phase.json("status")["phases"]
+    assert row["state"] == "approved" and "without anybody looking" in row["approvals"][0]["reason"]
+    assert "nothing to do" in phase("run", "--yes").stdout and len(phase.json("status")["phases"][0]["approvals"]) == 1
+
+
+def test_yes_cannot_be_the_second_pair_of_eyes(phase, repository):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true\n    four_eyes: true"))
+    assert "playbook.yaml:8: phases.build-parity: four_eyes wants somebody else's approval" in phase("playbook", "check", code=2).stderr
+
+
+def test_yes_is_refused_before_anything_runs_where_production_does_not_allow_it(phase, repository):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text() + """
+  tp8-canary:
+    judge: {metrics: [{metric: ttft}]}
+    gate: {rules: [{rule: measurement, metric: canary_passed, at_least: 1, absent: fail}]}
+""")
+    refused = phase("run", "--yes", code=2)
+    assert "tp8-canary changes production and does not allow --yes" in refused.stderr and "playbook.yaml:14" in refused.stderr
+    assert phase.json("checkpoint", "list")["checkpoints"] == []
+
+
 def test_a_changed_kernel_makes_the_approval_stale(phase, repository, recorded):
     phase("gate", "approve", "--digest", recorded["digest"][:16], "--reason", "good")
     with (repository.path / "src" / "mine" / "contract.py").open("a") as handle:
