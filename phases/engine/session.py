@@ -20,6 +20,7 @@ from phases.errors import Exit, JournalError, UsageError
 from phases.kernel import contract
 from phases.ledger import source as ledger_source
 from phases.ledger.git import Git
+from phases.ledger.lost import require_whole
 from phases.playbook.phase_kinds import PhaseKind, load_object
 from phases.playbook.schema import PhaseSection, Playbook, Review
 from phases.verdict import Verdict
@@ -68,7 +69,9 @@ def run_phase(
         if lock.took_over:
             notice(f"took over the lock of a run that is gone: {lock.took_over.describe(clock.now())}")
         _require_clean(section, repo)
-        progress.require_ready(section, progress.standings(playbook, ledger_of(playbook), kernel_digest(playbook)))
+        ledger = ledger_of(playbook)
+        require_whole(ledger)
+        progress.require_ready(section, progress.standings(playbook, ledger, kernel_digest(playbook)))
         directory = _attempt(state, playbook, section, repo, clock, resume, notice)
         return _execute(playbook, section, repo, directory, clock, watcher, on_record)
 

@@ -8,14 +8,16 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from phases.errors import GateError, LedgerError, UsageError
-from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of
+from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of, sha256
 from phases.ledger.git import Git
+from phases.ledger.lost import decision_tag
 from phases.ledger.objects import list_tree, read_objects, write_tree
 
 if TYPE_CHECKING:
     from phases.ledger.ledger import Ledger, Written
 
-SCHEMA = "phasegate/approval/v1"
+SCHEMA = "phasegate/approval/v2"
+UNTAGGED = "phasegate/approval/v1"  # decisions of before they had tags
 
 
 class Review(Enum):
@@ -81,9 +83,14 @@ def _check(checkpoint: Checkpoint, reason: str, seen: str) -> str:
 
 def read_approvals(git: Git, tip: str, checkpoint: Checkpoint) -> list[Approval]:
     """Decisions recorded for a checkpoint's number, oldest first."""
+    return [_parse(data, path) for path, data in decision_files(git, tip, checkpoint)]
+
+
+def decision_files(git: Git, tip: str, checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
+    """Path in the ledger's tree and content of every decision recorded for a checkpoint's number, oldest first."""
     entries = sorted(list_tree(git, f"{tip}:{_directory(checkpoint)}"), key=lambda entry: entry.path)
     contents = read_objects(git, (entry.oid for entry in entries))
-    return [_parse(contents[entry.oid][1], f"{_directory(checkpoint)}/{entry.path}") for entry in entries]
+    return [(f"{_directory(checkpoint)}/{entry.path}", contents[entry.oid][1]) for entry in entries]
 
 
 def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, tip: str | None, at: float) -> Written:
@@ -93,10 +100,13 @@ def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, t
     assert tip is not None, "a checkpoint that was found has a ledger"
     number = len(list_tree(ledger.git, f"{tip}:{_directory(checkpoint)}")) + 1
     content = canonical_json({"schema": SCHEMA, **dataclasses.asdict(approval)})
+    name = decision_tag(ledger.tag_prefix, checkpoint, approval.decision, content)
     tree = write_tree(ledger.git, tip, {f"{_directory(checkpoint)}/{number:04d}.json": content})
     verb = {"approve": "Approve", "reject": "Reject"}[approval.decision]
     message = f"{verb} {checkpoint.name}\n\n{approval.reason}\n\nCheckpoint-Digest: {checkpoint.digest}\n"
-    return Written(ledger.commit(tree, [tip], message, at), checkpoint, {})
+    commit = ledger.commit(tree, [tip], message, at)
+    text = f"{verb} {checkpoint.name}\n\nCheckpoint-Digest: {checkpoint.digest}\nDecision-Digest: {sha256(content)}\n"
+    return Written(commit, checkpoint, ledger.tag(name, text, commit, at))
 
 
 def _directory(checkpoint: Checkpoint) -> str:

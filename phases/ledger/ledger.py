@@ -15,6 +15,7 @@ from phases.errors import LedgerError
 from phases.ledger import checkpoint as cp
 from phases.ledger.checkpoint import Approval, Checkpoint, Draft
 from phases.ledger.git import Git, GitFailed
+from phases.ledger.lost import require_whole
 from phases.ledger.objects import list_tree, read_objects, write_tree
 from phases.ledger.readme import LEDGER_README
 from phases.ledger.remote import Remote, RemoteMoved, RemoteUnreachable
@@ -99,12 +100,13 @@ class Ledger:
         """Find out now what would stop a recording later.
 
         Raises:
-            LedgerError: no git identity, the branch name is not valid, or the branch is checked out somewhere.
+            LedgerError: no git identity, the branch name is not valid, the branch is checked out somewhere or was set back.
         """
         self.git.identity()
         if self.git.attempt("check-ref-format", f"refs/heads/{self.branch}") is None:
             raise LedgerError(f"{self.branch!r} is not a valid branch name.", hint="Change `ledger: branch:` in the playbook.")
         self._refuse_checked_out()
+        require_whole(self)
 
     def record(self, draft: Draft) -> Checkpoint:
         """Record a checkpoint: commit, annotated tag, and push when a remote is set.
@@ -157,7 +159,13 @@ class Ledger:
         """Build a commit on the newest tip and move the references to it, trying again when another run was faster."""
         for _ in range(_TRIES):
             tip, reachable = self._newest()
-            written = build(tip)
+            require_whole(self)
+            try:
+                written = build(tip)
+            except GitFailed as fault:
+                if "already exists" in fault.stderr:  # the tag that was to be signed: another run was faster
+                    continue
+                raise
             if written.is_new and self._publish(tip, written, reachable):
                 return written.checkpoint
             if not written.is_new:
@@ -182,11 +190,10 @@ class Ledger:
                 remote = self._remote()
                 remote.push(written.commit, remote.head(), {**remote.missing_tags(), **written.tags})
             except RemoteMoved:
-                self._drop_signed_tag(written)
                 return False
             except RemoteUnreachable as fault:
                 self.warn(f"{fault} Recorded here only; it is pushed with the next checkpoint.")
-        return self._move_branch(tip, written.commit, {} if written.tag_exists else written.tags)
+        return self._move_branch(tip, written.commit, written.tags)
 
     def _push_pending(self, reachable: bool) -> None:
         tip, remote = self.tip(), self._remote()
@@ -233,7 +240,8 @@ class Ledger:
         message = f"Record {name} of {draft.kernel}\n\nPhase: {draft.phase}\nVerdict: {draft.verdict.value}\nCheckpoint-Digest: {digest}\n"
         commit = self.commit(tree, parents, message, draft.recorded_at)
         made = self._list_at(commit)[-1]
-        return Written(commit, made, *self._tag(made, commit, draft.recorded_at))
+        tag = f"{self.tag_prefix}{made.name}"
+        return Written(commit, made, self.tag(tag, f"{made.name}\n\nCheckpoint-Digest: {digest}\n", commit, draft.recorded_at))
 
     def _root(self, draft: Draft) -> str:
         tree = write_tree(self.git, None, {"README.md": LEDGER_README})
@@ -247,24 +255,18 @@ class Ledger:
         env = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         return self.git.text("commit-tree", *signing, *flags, tree, stdin=message.encode(), env=env)
 
-    def _tag(self, made: Checkpoint, commit: str, at: float) -> tuple[dict[str, str], bool]:
-        """The annotated tag: name to object id, and whether its reference already exists.
-
-        git can sign a tag only while creating its reference, so a signed one exists before the branch moves.
-        """
-        name = f"{self.tag_prefix}{made.name}"
-        text = f"{made.name}\n\nCheckpoint-Digest: {made.digest}\n"
+    def tag(self, name: str, text: str, commit: str, at: float) -> dict[str, str]:
+        """An annotated tag object: name to object id; its reference comes into being with the branch's move."""
         if self._signs("tag.gpgSign"):
             date = {"GIT_COMMITTER_DATE": f"@{int(at)} +0000"}
-            self.git.run("tag", "--sign", "--force", "-F", "-", name, commit, stdin=text.encode(), env=date)
-            return {name: self.git.text("rev-parse", f"refs/tags/{name}")}, True
+            # git signs a tag only while creating its reference, and a tag without its entry reads as an entry lost
+            self.git.run("tag", "--sign", "-F", "-", name, commit, stdin=text.encode(), env=date)
+            signed = self.git.text("rev-parse", f"refs/tags/{name}")
+            self.git.run("update-ref", "-d", f"refs/tags/{name}", signed)
+            return {name: signed}
         who = self.git.identity()
         body = f"object {commit}\ntype commit\ntag {name}\ntagger {who} {int(at)} +0000\n\n{text}"
-        return {name: self.git.text("mktag", stdin=body.encode())}, False
-
-    def _drop_signed_tag(self, written: Written) -> None:
-        for name, oid in written.tags.items() if written.tag_exists else ():
-            self.git.attempt("update-ref", "-d", f"refs/tags/{name}", oid)
+        return {name: self.git.text("mktag", stdin=body.encode())}
 
     def _signs(self, key: str) -> bool:
         return self.sign == "always" or (self.sign == "auto" and self.git.flag(key))
@@ -325,7 +327,6 @@ class Written:
     commit: str
     checkpoint: Checkpoint
     tags: dict[str, str]
-    tag_exists: bool = False
     is_new: bool = True
 
 

@@ -13,5 +13,5 @@ Each directory under `checkpoints/` is one gate of one phase: `<number>-<phase>-
 
 The digest of a checkpoint is the sha256 of its manifest.json. The commit that added it has the previous entry as its
 first parent and the source it speaks of as its second; an annotated tag names its digest.
-`approvals/<number>/` holds who said yes or no to which digest, and why.
+`approvals/<number>/` holds who said yes or no to which digest, and why; an annotated tag names the digest of each.
 """

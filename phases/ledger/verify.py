@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from phases.errors import LedgerError
 from phases.gates.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
+from phases.ledger import lost
+from phases.ledger.approvals import UNTAGGED, decision_files
 from phases.ledger.objects import Entry, list_tree, object_id, read_objects
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def verify_ledger(ledger: Ledger, only: Checkpoint | None = None) -> list[Proble
         if not problems:
             chosen = [only] if only else ledger.checkpoints()
             problems = [p for c in chosen for p in _checkpoint(ledger, c)]
-            problems += [] if only else _lost(ledger, {c.name for c in chosen})
+            problems += [] if only else _lost(ledger, tip)
     except (LedgerError, ValueError) as fault:
         # Unreadable is altered: git refuses to read an object whose stored bytes are broken.
         return [Problem("ledger", f"cannot be read whole: {fault}")]
@@ -129,7 +131,7 @@ def _objects(ledger: Ledger, tip: str) -> Iterator[Problem]:
     git = ledger.git
     commits = git.text("rev-list", "--first-parent", tip).splitlines()
     entries = [e for commit in commits for e in _all_entries(ledger, commit)]
-    tags = git.text("for-each-ref", "--format=%(objectname)", f"refs/tags/{ledger.tag_prefix}").splitlines()
+    tags = [tag.oid for tag in lost.tags(git, ledger.tag_prefix)]
     names = {e.oid: e.path for e in entries}
     for oid, (kind, content) in read_objects(git, [*commits, *names, *tags]).items():
         if object_id(kind, content, oid) != oid:
@@ -168,20 +170,32 @@ def _checkpoint(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
     if source and parents[1:] != [source]:
         yield Problem(checkpoint.name, f"commit {checkpoint.commit[:10]} does not have the source {source[:10]} as second parent")
     yield from _tag_problems(ledger, checkpoint)
-    for decision in ledger.approvals(checkpoint):
+    yield from _decision_problems(ledger, checkpoint)
+
+
+def _lost(ledger: Ledger, tip: str) -> Iterator[Problem]:
+    """Entries that only a tag remembers: the branch was set back, or another one put in its place."""
+    for tag in lost.lost(ledger, tip):
+        yield Problem(f"tag {tag.name}", f"speaks of an entry that branch {ledger.branch} does not hold any more")
+
+
+def _decision_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Each decision is on this very checkpoint, and its tag (older ledgers have none) points at the commit that added it."""
+    tip = ledger.tip()
+    assert tip is not None, "a checkpoint that was found has a ledger"
+    for decision, (path, content) in zip(ledger.approvals(checkpoint), decision_files(ledger.git, tip, checkpoint), strict=True):
         if decision.digest != checkpoint.digest:
             yield Problem(checkpoint.name, f"{decision.person} decided on digest {decision.digest[:12]}, not on this one")
-
-
-def _lost(ledger: Ledger, held: set[str]) -> Iterator[Problem]:
-    """Checkpoints that only a tag remembers: the branch was set back, or another one put in its place."""
-    for line in ledger.git.text("for-each-ref", "--format=%(objectname) %(refname)", f"refs/tags/{ledger.tag_prefix}").splitlines():
-        oid, _, ref = line.partition(" ")
-        name = ref.removeprefix(f"refs/tags/{ledger.tag_prefix}")
-        if name in held or cp.parse_directory(name) is None:
+        if json.loads(content).get("schema") == UNTAGGED:
             continue
-        if not ledger.git.attempt("for-each-ref", "--count=1", "--contains", oid, "refs/heads", "refs/remotes"):
-            yield Problem(f"tag {ledger.tag_prefix}{name}", f"speaks of a checkpoint that branch {ledger.branch} does not hold any more")
+        name = lost.decision_tag(ledger.tag_prefix, checkpoint, decision.decision, content)
+        oid = ledger.git.resolve(f"refs/tags/{name}")
+        if oid is None:
+            yield Problem(f"tag {name}", "is missing")
+        elif f"Decision-Digest: {cp.sha256(content)}" not in ledger.git.text("cat-file", "-p", oid):
+            yield Problem(f"tag {name}", "names another decision")
+        elif ledger.git.resolve(f"{oid}^{{commit}}") != ledger.git.text("log", "--first-parent", "-1", "--format=%H", tip, "--", path):
+            yield Problem(f"tag {name}", "does not point at the decision's commit")
 
 
 def _tag_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:

@@ -12,7 +12,8 @@ import traceback
 import pytest
 
 from phases.engine.closing import ledger_of
-from phases.errors import Exit, JournalError, LockedError, PhaseError, UsageError
+from phases.errors import Exit, JournalError, LedgerError, LockedError, PhaseError, UsageError
+from phases.ledger.approvals import reject
 from phases.ledger.verify import verify_ledger
 
 
@@ -219,3 +220,13 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(repository, limit):
     outcome = repository.run(resume=bool(list((repository.path / ".phase" / "runs").glob("*/run.json"))))
     (checkpoint,) = ledger.checkpoints()
     assert checkpoint.digest == outcome.checkpoint["digest"] and not verify_ledger(ledger)
+
+
+def test_no_run_starts_on_a_ledger_that_was_set_back(repository):
+    outcome = repository.run()
+    (checkpoint,) = ledger_of(repository.playbook).checkpoints()
+    reject(ledger_of(repository.playbook), checkpoint, reason="p99 looks odd", seen=checkpoint.digest, at=2.0)
+    repository.git("update-ref", "refs/heads/checkpoints", outcome.checkpoint["commit"])
+    with pytest.raises(LedgerError, match="checkpoint/0001-reject-.*does not hold it"):
+        repository.run()
+    assert len(list((repository.path / ".phase" / "runs").glob("*/run.json"))) == 1

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from phases.errors import LedgerError
+from phases.ledger.approvals import approve
 from phases.ledger.ledger import Ledger
+from phases.ledger.lost import require_whole
 from phases.ledger.verify import verify_ledger
 from phases.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
@@ -146,3 +148,14 @@ def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:
     approve(two[1], two[1].find("1"), reason="numbers look right", seen=first.digest, at=1.0, four_eyes=True)
     two[0].sync()
     assert [a.person for a in two[0].approvals(first)] == ["Bob <bob@example.org>"]
+
+
+def test_a_decision_that_was_lost_here_comes_back_from_the_remote(two: tuple[Ledger, Ledger], repo: Path, bare: Path, warnings: list[str]) -> None:
+    checkpoint = two[0].record(make_draft(two[0]))
+    approve(two[1], checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=True)
+    (name,) = git(bare, "tag", "-l", "checkpoint/0001-approve-*").split()
+    two[0].sync()
+    git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")
+    assert [p.where for p in verify_ledger(two[0])] == [f"tag {name}"]
+    require_whole(two[0])
+    assert [d.reason for d in two[0].approvals(checkpoint)] == ["fine"] and not verify_ledger(two[0]) and warnings == []

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from phases.errors import LedgerError
-from phases.ledger.approvals import approve
+from phases.ledger.approvals import UNTAGGED, approve, reject
 from phases.ledger.export import export
 from phases.ledger.ledger import Ledger
+from phases.ledger.lost import require_whole
 from phases.ledger.objects import write_tree
 from phases.ledger.verify import verify_directory, verify_ledger
 from tests.ledger.conftest import git, make_draft
@@ -144,6 +145,55 @@ def test_a_branch_that_was_set_back_is_found(ledger: Ledger, repo: Path) -> None
     git(repo, "branch", "-D", "kept-aside")
     git(repo, "update-ref", "refs/heads/checkpoints", "main")
     assert len(verify_ledger(ledger)) == 2
+
+
+def test_a_decision_that_the_branch_lost_is_found_and_nothing_is_recorded_over_it(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    reject(ledger, checkpoint, reason="p99 looks odd", seen=checkpoint.digest, at=3.0)
+    whole = git(repo, "rev-parse", "checkpoints")
+    git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")
+    (problem,) = verify_ledger(ledger)
+    assert problem.where.startswith("tag checkpoint/0001-reject-") and "does not hold any more" in problem.text
+    for attempt in (
+        lambda: require_whole(ledger),  # what `phase run` asks first
+        lambda: approve(ledger, checkpoint, reason="again", seen=checkpoint.digest, at=4.0, four_eyes=False),
+        lambda: ledger.record(make_draft(ledger, "run-2")),
+    ):
+        with pytest.raises(LedgerError, match=f"checkpoint/0001-reject-.*git update-ref refs/heads/checkpoints {whole[:12]}"):
+            attempt()
+    git(repo, "update-ref", "refs/heads/checkpoints", whole)
+    require_whole(ledger)
+    assert not verify_ledger(ledger)
+
+
+def test_a_tag_of_a_decision_is_checked(ledger: Ledger, repo: Path) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    (name,) = git(repo, "tag", "-l", "checkpoint/0001-approve-*").split()
+    git(repo, "tag", "-f", "-a", "-m", f"Decision-Digest: {'0' * 64}", name, "checkpoints")
+    assert [p.text for p in verify_ledger(ledger)] == ["names another decision"]
+    git(repo, "tag", "-d", name)
+    assert [p.text for p in verify_ledger(ledger)] == ["is missing"]
+
+
+def test_a_decision_from_before_decisions_were_tagged_needs_no_tag(ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = ledger.record(make_draft(ledger))
+    monkeypatch.setattr("phases.ledger.approvals.SCHEMA", UNTAGGED)
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    git(repo, "tag", "-d", *git(repo, "tag", "-l", "checkpoint/0001-approve-*").split())
+    assert not verify_ledger(ledger)
+    ledger.record(make_draft(ledger, "run-2"))
+    git(repo, "update-ref", "refs/heads/checkpoints", checkpoint.commit)
+    assert verify_ledger(ledger)  # a checkpoint followed: now its tag holds the decision too
+
+
+def test_a_tag_prefix_without_a_slash_protects_as_well(repo: Path) -> None:
+    ledger = Ledger(repo, tag_prefix="gate-")
+    ledger.record(make_draft(ledger))
+    second = ledger.record(make_draft(ledger, "run-2"))
+    git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")
+    assert [p.where for p in verify_ledger(ledger)] == [f"tag gate-{second.name}"]
 
 
 def test_an_object_replaced_by_git_replace_is_read_as_recorded(ledger: Ledger, repo: Path) -> None:
