@@ -74,3 +74,15 @@ def test_a_review_page_in_a_locale_of_ascii(repository, phase):
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     phase("gate", "review", "--html", "review.html", env=ascii_only)
     assert "…" in (repository.path / "review.html").read_text(encoding="utf-8")
+
+
+def test_a_lost_approval_is_not_taken_for_one_that_was_never_given(repository, phase):
+    digest = repository.run().checkpoint["digest"]
+    phase("gate", "approve", "--digest", digest[:16], "--reason", "good")
+    assert "skipped" in phase("run").stderr
+    whole = repository.git("rev-parse", "checkpoints")
+    repository.git("update-ref", "refs/heads/checkpoints", "checkpoints~1")
+    assert "checkpoint/0001-approve-" in phase("checkpoint", "verify", code=1).stdout
+    assert "set back" in phase("run", code=1).stderr
+    repository.git("update-ref", "refs/heads/checkpoints", whole)
+    phase("run")
