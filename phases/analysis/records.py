@@ -85,16 +85,18 @@ def _row(line: str, where: str) -> tuple[str, str, tuple[float, float, int]]:
         record = json.loads(line)
     except ValueError as error:
         raise AnalysisError(f"{where}: not JSON: {error}.", hint="Each line is one record.") from None
+    except RecursionError:
+        raise AnalysisError(f"{where}: nested too deeply to be a record.", hint="Each line is one flat JSON object.") from None
     if not isinstance(record, dict):
         raise AnalysisError(f"{where}: not a JSON object.", hint="Each line is one record.")
     arm, metric = record.get("arm"), record.get("metric")
     if arm not in ARMS:
-        raise AnalysisError(f"{where}: arm is {arm!r}.", hint="It is canary or control.")
+        raise AnalysisError(f"{where}: arm is {_short(arm)}.", hint="It is canary or control.")
     if metric not in METRICS:
-        raise AnalysisError(f"{where}: metric is {metric!r}.", hint=f"It is one of {', '.join(METRICS)}.")
+        raise AnalysisError(f"{where}: metric is {_short(metric)}.", hint=f"It is one of {', '.join(METRICS)}.")
     status = record.get("status", 200)
     if type(status) is not int or not 0 <= status < 1000:
-        raise AnalysisError(f"{where}: status is {status!r}.", hint="It is an HTTP status, or 0 for no answer.")
+        raise AnalysisError(f"{where}: status is {_short(status)}.", hint="It is an HTTP status, or 0 for no answer.")
     t = _number(record.get("t"), "t", where)
     if not 200 <= status < 300:
         return metric, arm, (t, math.nan, status)
@@ -105,6 +107,15 @@ def _row(line: str, where: str) -> tuple[str, str, tuple[float, float, int]]:
 
 
 def _number(value: object, key: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise AnalysisError(f"{where}: {key} is {value!r}, not a finite number.", hint="Give seconds.")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise AnalysisError(f"{where}: {key} is {_short(value)}, not a finite number.", hint="Give seconds.")
+    return number
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

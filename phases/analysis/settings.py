@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phases.errors import AnalysisError
+from phases.errors import AnalysisError, Exit
 
 LATENCIES = ("ttft", "itl", "e2e", "tpot")  # time to first token, inter-token, end to end, time per output token
 HIGHER_IS_BETTER = ("throughput", "accept_length")
 METRICS = LATENCIES + HIGHER_IS_BETTER
 CELLS_PER_WINDOW = 4
+
+
+class SettingsError(AnalysisError):
+    """A setting that makes no sense, whatever the data are."""
+
+    exit_code = Exit.USAGE
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class TestSettings:
     @staticmethod
     def _require(ok: bool, problem: str) -> None:
         if not ok:
-            raise AnalysisError(f"{problem}.", hint="Correct the setting.")
+            raise SettingsError(f"{problem}.", hint="Correct the setting.")
 
     @property
     def cell(self) -> float:

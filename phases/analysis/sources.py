@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,9 @@ from phases.analysis.cells import ARMS
 from phases.analysis.records import Records
 from phases.analysis.scrape import Scrape, split_snapshots
 from phases.errors import AnalysisError
+from phases.reading import open_regular
 
+_OWN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # somebody writes to them: the shell that started us
 TIMEOUT = 10.0  # seconds for one answer
 
 
@@ -91,12 +95,25 @@ def _text(name: str) -> str:
     if name.startswith(("http://", "https://")):
         return _get(name)
     try:
-        data = Path(name).read_bytes()
+        data = _bytes(name)
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError) as error:
-        raise AnalysisError(f"cannot read {name}: {error}.", hint="Check the path.") from None
     except UnicodeDecodeError:
         raise AnalysisError(f"{name} is not text.", hint="Give JSON lines or Prometheus text, gzipped or not.") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise AnalysisError(f"cannot read {name}: {error}.", hint="Check the path.") from None
+
+
+def _bytes(name: str) -> bytes:
+    """A file whole; or what comes through standard input (`-`) or a pipe of the shell (`<(zcat ...)`) until its end."""
+    if name == "-":
+        if sys.stdin.isatty():
+            raise AnalysisError("standard input is a terminal.", hint="Send the records through a pipe, or name a file.")
+        return sys.stdin.buffer.read()
+    path = Path(name)
+    if name.startswith(_OWN_PIPES) and path.is_fifo():
+        return path.read_bytes()
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _get(url: str) -> str:

@@ -49,17 +49,21 @@ def analyze(sources: tuple[str, ...], a_a: str | None, plot_path: Path | None, a
 
     Sources are files or URLs with JSON lines {"t": seconds, "arm": "canary"|"control", "metric": "ttft", "value": seconds,
     "status": 200}, where t is when the request completed; or Prometheus snapshots, each after a line "# scrape SECONDS ARM";
-    or servers to scrape now, as canary=URL and control=URL. Files may be gzipped.
+    or servers to scrape now, as canary=URL and control=URL. Files may be gzipped; "-" reads standard input.
 
     \b
     Exit codes: 0 PASS, 4 FAIL, 5 INCONCLUSIVE, 1 unusable data, 2 usage.
     """
-    from phases.analysis.replay import plot
+    from phases.analysis.replay import PLOTS, plot
     from phases.analysis.settings import HIGHER_IS_BETTER, TestSettings
 
     quantile = options["quantile"]
     if options["by_mean"] and quantile is not None:
         raise click.UsageError("--mean and --quantile exclude each other")
+    if not 0 <= options["tolerance"] < 1:
+        raise click.UsageError(f"tolerance {options['tolerance']:g} is not a fraction such as 0.01")
+    if plot_path is not None and plot_path.suffix.lower() not in PLOTS:
+        raise click.UsageError(f"cannot draw to {plot_path}: name a file ending in {', '.join(PLOTS[:-1])} or {PLOTS[-1]}")
     if quantile is None and not options["by_mean"] and options["metric"] not in HIGHER_IS_BETTER:
         quantile = 0.95
     names = ("metric", "margin", "alpha", "window", "deadline", "settle", "min_samples")

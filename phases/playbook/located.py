@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from phases.errors import PlaybookError
+from phases.reading import NotAFile, open_regular
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
@@ -146,8 +147,11 @@ def read_text(path: Path, mistakes: Mistakes) -> tuple[str | None, str]:
     """(text of a UTF-8 file, or None with the mistake added; the name to show it by)."""
     shown = _shown(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # never more: it may be a device
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except NotAFile as fault:
+        mistakes.add(Where(shown, 1), str(fault))
+        return None, shown
     except (OSError, ValueError) as fault:  # ValueError: a NUL in its name
         mistakes.add(Where(shown, 1), f"cannot be read: {getattr(fault, 'strerror', None) or fault}")
         return None, shown

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from tests.analysis.test_scrape import COARSE, FINE, histogram
 
 def phase(*arguments, cwd=None):
     program = "import sys; from phases.cli.main import main; sys.argv[0] = 'phase'; main()"
-    return subprocess.run([sys.executable, "-c", program, "analyze", *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
+    return subprocess.run([sys.executable, "-c", program, "analyze", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 def write(path: Path, ratio: float, *, seconds=400.0, rate=10.0, bad=0.0, seed=1) -> Path:
@@ -48,6 +49,16 @@ def test_an_equal_canary_exits_0_and_a_short_recording_5(tmp_path):
     assert phase(short, "--metric", "ttft").returncode == 5
 
 
+def test_standard_input_and_a_pipe_of_the_shell(tmp_path):
+    path = write(tmp_path / "r.jsonl", 1.4)
+    program = f"{sys.executable} -m phases.cli.main analyze --metric ttft --json"
+    answers = [
+        subprocess.run(["bash", "-c", f"{program} {how}", "bash", str(path)], capture_output=True, text=True, timeout=120)
+        for how in ('- < "$1"', '<(gzip -c "$1")', '/dev/stdin < <(cat "$1")')
+    ]
+    assert [answer.returncode for answer in answers] == [4, 4, 4], answers
+
+
 def test_gzipped_records_and_errors(tmp_path):
     path = tmp_path / "r.gz"
     path.write_bytes(gzip.compress(write(tmp_path / "r", 1.0, bad=0.05).read_bytes()))
@@ -72,10 +83,24 @@ def test_an_a_a_recording_says_what_can_be_seen(tmp_path):
     (["bad.jsonl"], 1, "bad.jsonl:1"),
     (["bad.jsonl", "--metric", "speed"], 2, "speed"),
     (["bad.jsonl", "--mean", "--quantile", "0.5"], 2, "exclude"),
-    (["bad.jsonl", "--quantile", "7"], 1, "quantile 7"),
+    (["bad.jsonl", "--quantile", "7"], 2, "quantile 7"),
+    (["bad.jsonl", "--margin", "-1"], 2, "margin -1"),
+    (["bad.jsonl", "--errors", "5xx", "--tolerance", "2"], 2, "tolerance 2"),
+    (["bad.jsonl", "--plot", "p.bmp"], 2, "p.bmp: name a file ending in .png"),
+    (["bad.jsonl", "--plot", "p"], 2, "name a file ending in"),
+    (["deep.jsonl"], 1, "deep.jsonl:2: nested too deeply"),
+    (["huge.jsonl"], 1, "huge.jsonl:1: t is 1000"),
+    (["pipe"], 1, "pipe: is a named pipe, not a file"),
+    (["."], 1, "is a directory, not a file"),
+    (["/dev/zero"], 1, "is a device, not a file"),
+    (["torn.gz"], 1, "cannot read torn.gz"),
 ])  # fmt: skip
 def test_bad_input_is_one_clear_error(tmp_path, arguments, code, text):
     (tmp_path / "bad.jsonl").write_text('{"t": 1, "arm": "canary", "metric": "e2e", "value": NaN}\n')
+    (tmp_path / "deep.jsonl").write_text("\n" + "[" * 100_000 + "\n")
+    (tmp_path / "huge.jsonl").write_text(f'{{"t": 1{"0" * 400}, "arm": "canary", "metric": "e2e", "value": 1}}\n')
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(b"{}" * 50)[:10] + b"\xff" * 40)
+    os.mkfifo(tmp_path / "pipe")
     found = phase(*arguments, cwd=tmp_path)
     assert found.returncode == code and text in found.stderr and "Traceback" not in found.stderr
 

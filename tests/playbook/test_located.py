@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from phases.errors import PlaybookError
@@ -71,7 +73,7 @@ def test_files_that_are_none_and_files_without_end(tmp_path):
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     for path in (tmp_path / "loop.yaml", "a\0b", "/dev/zero"):
         load(path, mistakes)
-    assert [words in str(mistake) for mistake, words in zip(mistakes.found, ("symbolic links", "null byte", "is larger than"), strict=True)] == [True] * 3
+    assert [words in str(mistake) for mistake, words in zip(mistakes.found, ("symbolic links", "null byte", "is a device"), strict=True)] == [True] * 3
 
 
 def test_unreadable_files(tmp_path):
@@ -83,3 +85,13 @@ def test_unreadable_files(tmp_path):
         mistakes.raise_if_any("playbook")
     assert "missing.yaml:1: cannot be read: No such file" in str(caught.value)
     assert "latin.yaml:2: is not UTF-8 text" in str(caught.value)
+
+
+@pytest.mark.parametrize(("what", "text"), [("pipe", "a named pipe"), ("link", "a named pipe"), ("folder", "a directory"), ("/dev/zero", "a device")])
+def test_what_is_no_file_is_refused_at_once(tmp_path, what, text):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    mistakes = Mistakes()
+    assert load(tmp_path / what, mistakes).value == {}
+    assert f"{what}:1: is {text}, not a file" in str(*mistakes)
