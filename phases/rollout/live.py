@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phases.engine.files import write_atomically
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Facts, StepContext
 from phases.errors import PlaybookError
@@ -33,6 +35,7 @@ class Live:
         """Connect, and go on renewing what an earlier process of this run left under a lease."""
         if self._production is None:
             self._production = open_production(self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress)
+            self._production.token = lock_token(self.run.work)
             self._production.adopt_leases()
         self._production.progress = context.progress
         return self._production
@@ -47,6 +50,15 @@ class Live:
             self._production.close()
             self._production = None
         return {}
+
+
+def lock_token(work: Path) -> str:
+    """The token of this attempt's locks on hosts, the same for each of its processes: a killed run's lock is held on by its lease, and is its own."""
+    path = work / "lock-token"
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, secrets.token_hex(16).encode())
+    return path.read_text()
 
 
 def section(run: PhaseRun, name: str) -> Any:

@@ -79,6 +79,7 @@ class Production:
     progress: Progress
     preempt: bool = False  # take over hosts another run holds: only a rollback by hand does
     fleet: Fleet = field(init=False)
+    token: str = ""  # of the hosts' locks, for a resumed run to find its own; empty: another for each host
 
     def __post_init__(self) -> None:
         self.workers = self.fleet_settings.workers()
@@ -267,7 +268,7 @@ class Production:
         """This run's lock on a host, taken again after a broken session; HostLockedError when another run holds it."""
         name = session.host.name
         held = self._locks.get(name)
-        lock = HostLock(session, self.purpose, token=held.token if held else "")
+        lock = HostLock(session, self.purpose, token=held.token if held else self.token)
         try:
             lock.acquire()
         except HostLockedError:
