@@ -57,6 +57,7 @@ def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock:
 def _regression(run: PhaseRun, production: Production, settings: WatchSettings, verdict: Verdict, clock: Clock,
                 progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:  # fmt: skip
     found = {"outcome": verdict.outcome.value, "reason": verdict.reason}
+    production.teller.regression(verdict.reason, rolls_back=settings.roll_back)
     if not settings.roll_back:
         return Exit.GATE_FAILED, found
     detected = clock.now()

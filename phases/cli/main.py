@@ -26,6 +26,7 @@ COMMANDS: Table = {
     "kernel": ("phases.cli.kernel:kernel", "Look at kernels: survey what a Python environment holds."),
     "playbook": ("phases.cli.playbook:playbook", "Check a playbook; print its JSON Schema."),
     "unlock": ("phases.cli.unlock:unlock", "Remove a lock whose owner is gone."),
+    "notify": ("phases.cli.notify:notify", "Send a test message to whom the playbook tells."),
 }
 
 EXIT_CODES = """\b

@@ -52,7 +52,8 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     now = context.clock.now()
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
     run.add_file(PAGE, page.render(view_of_draft(ledger_of(run.playbook), draft, run.record.author)).encode())
-    return {"verdict": outcome.verdict.value, "judged_at": now}
+    failed = [f"{rule.rule}: {rule.reason}" for rule in outcome.rules if not rule.verdict.advances]
+    return {"verdict": outcome.verdict.value, "judged_at": now, "failed": failed}
 
 
 def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:

@@ -74,6 +74,7 @@ SHARED_SECTIONS: dict[str, str] = {
     "embedded_fleet": "phases.embedded.fleet:from_node",
     "production": "phases.rollout.settings:production_from_node",
     "watch": "phases.rollout.settings:watch_from_node",
+    "notify": "phases.notify.settings:NotifySettings",
 }
 
 

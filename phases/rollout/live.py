@@ -14,6 +14,7 @@ from phases.engine.steps import Facts, StepContext
 from phases.errors import PlaybookError
 from phases.fleet.bundle import Bundle
 from phases.fleet.settings import FleetSettings
+from phases.notify.teller import teller_of
 from phases.rollout.production import Production
 from phases.rollout.releases import fleet_releases
 from phases.rollout.settings import ProductionSettings
@@ -84,7 +85,10 @@ def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[
     from phases.fleet.router import make_router
 
     fleet = fleet_settings(run)
-    return Production(section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress)
+    teller = teller_of(run.playbook, run.kernel.name, run.section.name, progress)
+    return Production(
+        section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress, teller=teller,
+    )  # fmt: skip
 
 
 def playbook_path(run: PhaseRun, path: Path | None) -> Path | None:

@@ -28,6 +28,7 @@ from phases.fleet.services import wait_ready, waiting
 from phases.fleet.session import HostSession, op
 from phases.fleet.settings import FleetSettings
 from phases.fleet.bundle import Bundle
+from phases.notify.teller import Teller, silent
 from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
@@ -79,6 +80,8 @@ class Production:
     progress: Progress
     preempt: bool = False  # take over hosts another run holds: only a rollback by hand does
     fleet: Fleet = field(init=False)
+    teller: Teller = field(default_factory=silent)  # tells people of rollbacks; never in the way of one
+    fleet: Fleet = field(init=False)
     token: str = ""  # of the hosts' locks, for a resumed run to find its own; empty: another for each host
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ class Production:
         """Stop renewing, release the locks, end the sessions. Leases still active then run out by themselves."""
         if self._renewer:
             self._renewer.stop()
+        self.teller.close()  # last: what it waits for concerns no host any more
         self.fleet.close()
 
     # -- observing -----------------------------------------------------------------------------------------------------

@@ -58,13 +58,27 @@ class Rollback:
         return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events)}
 
 
-def roll_back(production: Production, reason: str, *, detected: float, target: str = "") -> Rollback:
+def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False) -> Rollback:
     """Bring every worker that is not on its last-good release (or `target`) back to it.
 
     Args:
         detected: when the regression was found, seconds since the epoch; the timeline counts from there.
         target: digest to go to instead, which must have been verified good on the hosts.
+        planned: the canary's end, nothing that went wrong: people are told only if it does not succeed.
     """
+    if not planned:
+        production.teller.rollback_started(reason)
+    try:
+        back = _roll_back(production, reason, detected, target)
+    except BaseException as fault:
+        production.teller.rollback_ended(reason, (), {"production": str(fault) or type(fault).__name__}, production.clock.now() - detected)
+        raise
+    if back.left or not planned:
+        production.teller.rollback_ended(reason, back.moved, back.left, production.clock.now() - detected)
+    return back
+
+
+def _roll_back(production: Production, reason: str, detected: float, target: str) -> Rollback:
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason)
     states = production.observe()

@@ -1,0 +1,1 @@
+"""Telling people: hooks and webhooks on gates, rollbacks and regressions, in the background and never in the way."""

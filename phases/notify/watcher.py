@@ -1,0 +1,45 @@
+"""A watcher that tells people how a run ended, around the watcher that shows it on this terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phases.engine.closing import JUDGE, RECORD
+from phases.engine.runner import Interrupted, Watcher
+from phases.engine.steps import Facts, Step
+from phases.errors import Exit
+from phases.notify.teller import Teller
+
+
+class Telling:
+    """Passes everything on; one message at the gate, or one when an error ends the run before it."""
+
+    def __init__(self, inner: Watcher, teller: Teller) -> None:
+        self.inner, self.teller = inner, teller
+        self.judged: Facts = {}
+        self.recorded: Facts = {}
+        self.stopped = False
+
+    def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
+        self.inner.run_started(run_id, steps)
+
+    def step_started(self, step: Step, number: int) -> None:
+        self.inner.step_started(step, number)
+
+    def step_progress(self, step: Step, line: str) -> None:
+        self.inner.step_progress(step, line)
+
+    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
+        self.judged = facts if step.name == JUDGE else self.judged
+        self.recorded = facts if step.name == RECORD else self.recorded
+        self.inner.step_finished(step, facts, seconds, kept)
+
+    def step_failed(self, step: Step, fault: BaseException) -> None:
+        self.inner.step_failed(step, fault)
+        if not self.stopped and not isinstance(fault, Interrupted):  # who pressed Ctrl-C knows; later faults are of cleaning up
+            self.teller.stopped(step.name, fault)
+        self.stopped = True
+
+    def run_finished(self, run_id: str, code: Exit) -> None:
+        self.inner.run_finished(run_id, code)
+        self.teller.gate(self.judged.get("verdict", ""), code, self.recorded, self.judged.get("failed", []))

@@ -1,0 +1,132 @@
+"""The playbook's `notify` section, and what a run says through it."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from phases.errors import Exit, PlaybookError
+from phases.notify.message import TEXT_LIMIT, Event, Message, gate_event
+from phases.playbook import loader
+from phases.playbook.located import Mistakes, load_text
+from tests.cli.conftest import Phase
+from tests.engine.conftest import Repository
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return Repository(tmp_path / "mine")
+
+
+@pytest.fixture
+def phase(repository):
+    return Phase(repository.path)
+
+
+def _notify(repository, section):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("name: light", f"name: light\n{section}", 1))
+    return path
+
+
+GOOD = """notify:
+  flush: 10s
+  webhooks:
+    - {url_env: SLACK_URL, events: [gate-waiting, regression]}
+    - {url_file: pager.url, token_env: PAGER_TOKEN, timeout: 5s, retries: 1}
+  hooks:
+    - {run: [./page.sh, --team, x], events: [rollback-started], timeout: 3s}
+"""
+
+
+def test_a_good_section_is_read_and_the_schema_says_the_same(repository):
+    path = _notify(repository, GOOD)
+    settings = loader.load(path).sections["notify"]
+    assert settings.webhooks[0].events == (Event.GATE_WAITING, Event.REGRESSION) and settings.webhooks[1].timeout == 5.0
+    assert settings.hooks[0].run == ("./page.sh", "--team", "x") and settings.flush == 10.0
+    jsonschema.validate(load_text(path.read_text(), "p", Mistakes()).plain(), loader.schema())
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("{url_env: A, url: 'http://h/'}", "exactly one of url, url_env and url_file"), ("{}", "exactly one of"), ("{url: 'ftp://h/'}", "of the form"),
+    ("{url: 'https://me:hunter2@h/x'}", "password does not belong"), ("{url: 'http://h/', events: [gate-wating]}", "did you mean 'gate-waiting'"),
+    ("{url_env: A, token_env: B, token_file: c}", "one of token_env and token_file"), ("{url_env: 'no name'}", "of the form"), ("{ulr: x}", "did you mean 'url'"),
+])  # fmt: skip
+def test_mistakes_are_found_with_their_line(repository, line, words):
+    path = _notify(repository, f"notify:\n  webhooks:\n    - {line}\n")
+    with pytest.raises(PlaybookError) as caught:
+        loader.load(path)
+    assert words in str(caught.value) and "playbook.yaml:6" in str(caught.value) and "hunter2@" not in str(caught.value)
+
+
+def test_a_run_tells_its_gate_and_the_secret_stays_out_of_everything(repository, phase, receiver, monkeypatch):
+    _notify(repository, "notify:\n  webhooks: [{url_env: SLACK_URL, retries: 0}]\n  hooks: [{run: [sh, -c, 'cat > told.json']}]\n")
+    monkeypatch.setenv("SLACK_URL", receiver.url)
+    _run(repository)
+    (body,) = receiver.bodies
+    assert body["event"] == "gate-waiting" and body["verdict"] == "PASS" and body["exit"] == 3 and body["next"] == "phase gate review 1"
+    assert body["checkpoint"] == "0001-build-parity-PASS" and body["digest"] == phase.json("checkpoint", "list")["checkpoints"][0]["digest"][:16]
+    assert json.loads((repository.path / "told.json").read_text())["event"] == "gate-waiting"
+    for path in (repository.path / ".phase").rglob("*"):
+        assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
+    assert "s3cret" not in repository.git("log", "-p", "--all")
+
+
+def _run(repository, script="tests.engine.light_phase:light_phase"):
+    from phases.notify.teller import teller_of
+    from phases.notify.watcher import Telling
+    from phases.engine.runner import Silent
+
+    warned = []
+    with teller_of(repository.playbook, "mine", "build-parity", warned.append) as teller:
+        try:
+            repository.run(watcher=Telling(Silent(), teller), script=script)
+        except KeyError:
+            pass
+    return warned
+
+
+def test_a_failed_gate_says_why_and_an_error_says_where(repository, receiver, monkeypatch):
+    _notify(repository, "notify:\n  webhooks: [{url_env: SLACK_URL}]\n")
+    monkeypatch.setenv("SLACK_URL", receiver.url)
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("variants: [vectorised]", "variants: [rows]"))
+    _run(repository)
+    (body,) = receiver.bodies
+    assert body["event"] in ("gate-failed", "gate-inconclusive") and body["reasons"] and body["reasons"][0].startswith("parity: ")
+    _run(repository, script="tests.engine.light_phase:failing_phase")
+    assert receiver.bodies[1]["event"] == "run-stopped" and "step 'fail'" in receiver.bodies[1]["headline"] and receiver.bodies[1]["reasons"] == ["internal error KeyError"]
+
+
+def test_a_target_that_lacks_its_secret_is_warned_of_before_the_run(repository):
+    _notify(repository, "notify:\n  webhooks: [{url_env: NOT_SET_ANYWHERE}]\n")
+    warned = _run(repository)
+    assert "NOT_SET_ANYWHERE" in warned[0] and "will not be told" in warned[0] and "was not told of gate-waiting" in warned[1]
+
+
+def test_the_test_message(repository, phase, receiver):
+    assert "no `notify` section" in phase("notify", "test", code=2).stderr
+    _notify(repository, "notify:\n  webhooks: [{url_env: SLACK_URL, events: [regression]}]\n  hooks: [{run: [sh, -c, 'echo from the hook >&2; exit 4']}]\n")
+    done = phase("notify", "test", "--json", code=1, env={"SLACK_URL": receiver.url})
+    rows = json.loads(done.stdout)["targets"]
+    assert [(row["target"], row["result"]) for row in rows] == [("webhook $SLACK_URL", "ok"), ("hook sh", "failed")]
+    assert "exit code 4" in rows[1]["why"] and "from the hook" in done.stderr and receiver.bodies[0]["event"] == "test"
+    receiver.answers = [403]
+    shown = phase("notify", "test", code=1, env={"SLACK_URL": receiver.url})
+    assert "status 403" in shown.stdout and "s3cret" not in shown.stdout + shown.stderr
+    unset = json.loads(phase("notify", "test", "--json", code=1, env={"SLACK_URL": ""}).stdout)["targets"][0]
+    assert "SLACK_URL with its address is not set" in unset["why"]
+
+
+def test_texts_are_bounded_and_further_fields_cannot_replace_the_common_ones():
+    message = Message(Event.REGRESSION, "p", "k", "f", "h" * 9000, 0.0, fields={"event": "gate-passed", "text": "forged"})
+    assert len(message.text) == TEXT_LIMIT and message.to_json()["event"] == "regression" and message.to_json()["text"] == message.text
+
+
+def test_every_end_of_a_run_is_some_event():
+    assert {code: gate_event(code, "PASS" if code in (Exit.PASSED, Exit.WAITING_FOR_REVIEW) else "FAIL").value for code in Exit} == {
+        Exit.PASSED: "gate-passed", Exit.WAITING_FOR_REVIEW: "gate-waiting", Exit.INCONCLUSIVE: "gate-inconclusive",
+        **{code: "gate-failed" for code in (Exit.OPERATIONAL, Exit.USAGE, Exit.GATE_FAILED, Exit.LOCKED, Exit.ROLLED_BACK, Exit.ROLLBACK_INCOMPLETE)},
+    }  # fmt: skip
