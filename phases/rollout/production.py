@@ -79,10 +79,9 @@ class Production:
     clock: Clock
     progress: Progress
     preempt: bool = False  # take over hosts another run holds: only a rollback by hand does
-    fleet: Fleet = field(init=False)
+    token: str = ""  # of the hosts' locks, for a resumed run to find its own; empty: another for each host
     teller: Teller = field(default_factory=silent)  # tells people of rollbacks; never in the way of one
     fleet: Fleet = field(init=False)
-    token: str = ""  # of the hosts' locks, for a resumed run to find its own; empty: another for each host
 
     def __post_init__(self) -> None:
         self.workers = self.fleet_settings.workers()
@@ -101,8 +100,8 @@ class Production:
         """Stop renewing, release the locks, end the sessions. Leases still active then run out by themselves."""
         if self._renewer:
             self._renewer.stop()
-        self.teller.close()  # last: what it waits for concerns no host any more
         self.fleet.close()
+        self.teller.close()  # last: what it waits for concerns no host any more
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
@@ -180,6 +179,8 @@ class Production:
 
         Raises: a FleetError or ServingError; the host then is back on what it had, or goes back by itself.
         """
+        if host.name in self._leases:  # an earlier process of this run was killed half way through this
+            self.go_back(host)
         self.take_out(host, self.fleet_settings.service.drain)
         session = self.fleet.session(host)
         try:
@@ -337,6 +338,7 @@ class Renewer:
     def drop(self, name: str) -> None:
         with self._guard:
             self._leases.pop(name, None)
+            self._lost.pop(name, None)
 
     def lost(self) -> dict[str, str]:
         with self._guard:

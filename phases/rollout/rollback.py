@@ -82,7 +82,7 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason)
     states = production.observe()
-    moved = [state for state in states if _strayed(state, target)]
+    moved = [state for state in states if strayed(state, target)]
     production.progress(f"going back on {', '.join(s.host.name for s in moved) or 'no worker'}: {reason}")
     _make_traffic_safe(production, states, moved, timeline)
     failed = _restore(production, states, moved, target, timeline)
@@ -92,7 +92,7 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved))
 
 
-def _strayed(state: WorkerState, target: str) -> bool:
+def strayed(state: WorkerState, target: str = "") -> bool:
     """Whether it is not what it should be: another release, a lease still running, not serving, or without traffic."""
     goal = target or state.last_good
     if not (state.serving and state.in_service):
