@@ -152,14 +152,17 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
 
 def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool) -> Any:
     from phases.cli.watchers import watcher
-    from phases.engine import session
+    from phases.engine import session, source
+    from phases.engine.live_state import Noting
     from phases.kernel import contract
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
 
     _confirm(section, yes)
+    runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
-        return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=Telling(watcher(as_json), teller), notice=note)
+        watching = Noting(Telling(watcher(as_json), teller), runs)
+        return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
 
 
 def _confirm(section: PhaseSection, yes: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from phases.cli.live_view import RunningStep
 from phases.engine.runner import Interrupted, Watcher
 from phases.engine.steps import Facts, Step
 from phases.errors import Exit
@@ -43,6 +43,9 @@ class Lines:
     def step_progress(self, step: Step, line: str) -> None:
         self._print(f"      {line}")
 
+    def step_look(self, step: Step, facts: Facts) -> None:
+        """Its line was said as progress already."""
+
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
         self._print("      already done" if kept else f"      done in {seconds:.1f} s")
 
@@ -54,58 +57,63 @@ class Lines:
 
 
 class Live:
-    """Finished steps as lines, the running one with a spinner, its last message and the time it has taken."""
+    """Finished steps as lines; below them the running one with its clock, last messages and, while a canary bakes, its intervals."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
         self.console = Console(highlight=False)
-        self.status: Any = None
+        self.display: Any = None
         self.total, self.label = 0, ""
-        self.running = _Running("", "")
+        self.running: RunningStep | None = None
 
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)
         self.console.print(f"[bold]{run_id}[/bold]  {len(steps)} steps")
 
     def step_started(self, step: Step, number: int) -> None:
+        from rich.live import Live as Display
+
         self.label = f"[{number}/{self.total}] {step.name}"
-        self.running = _Running(self.label, step.summary)
-        self.status = self.console.status(self.running)
-        self.status.start()
+        self.running = RunningStep(self.label, step.summary)
+        self.display = Display(self.running, console=self.console, transient=True, refresh_per_second=8)
+        self.display.start()
 
     def step_progress(self, step: Step, line: str) -> None:
-        self.running.message = line
+        if self.running:
+            self.running.say(line)
+
+    def step_look(self, step: Step, facts: Facts) -> None:
+        if self.running:
+            self.running.look = facts
 
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
-        self._end("[green]✓[/green]", "already done" if kept else f"{seconds:.1f} s")
+        self._end("[green]✓[/green]", "already done" if kept else f"{seconds:.1f} s", self._last_word())
 
     def step_failed(self, step: Step, fault: BaseException) -> None:
-        self._end("[red]✗[/red]", _end_of(fault))
+        self._end("[red]✗[/red]", _end_of(fault), "")
 
     def run_finished(self, run_id: str, code: Exit) -> None:
         colour = "green" if code in (Exit.PASSED, Exit.WAITING_FOR_REVIEW) else "red"
         self.console.print(f"[bold]{run_id}[/bold]  [{colour}]{code.name.lower().replace('_', ' ')}[/{colour}] (exit {int(code)})")
 
-    def _end(self, mark: str, text: str) -> None:
-        from rich.markup import escape
+    def _last_word(self) -> str:
+        """What a step said last, where that is more than its summary."""
+        lines = list(self.running.lines) if self.running else []
+        return lines[-1] if len(lines) > 1 else ""
 
-        if self.status:
-            self.status.stop()
-            self.status = None
-        self.console.print(f"{mark} {escape(self.label)}  [dim]{text}[/dim]")
-
-
-class _Running:
-    """The line of a running step, drawn anew with every turn of the spinner: its clock goes on while nothing is said."""
-
-    def __init__(self, label: str, message: str) -> None:
-        self.label, self.message, self.begun = label, message, time.monotonic()
-
-    def __rich__(self) -> Any:
+    def _end(self, mark: str, text: str, said: str) -> None:
         from rich.text import Text
 
-        return Text(f"{self.label} ({time.monotonic() - self.begun:.0f} s): {self.message}", no_wrap=True, overflow="ellipsis")
+        if self.display:
+            self.display.stop()
+            self.display = None
+        line = Text.from_markup(f"{mark} ")
+        line.append(self.label)
+        line.append(f"  {text}", style="dim")
+        line.append(f"  {said}" if said else "", style="dim")
+        line.no_wrap, line.overflow = True, "ellipsis"
+        self.console.print(line)
 
 
 def _end_of(fault: BaseException) -> str:

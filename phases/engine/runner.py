@@ -39,6 +39,8 @@ class Watcher(Protocol):
     def step_progress(self, step: Step, line: str) -> None: ...
 
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
+    def step_look(self, step: Step, facts: Facts) -> None: ...
+
 
     def step_failed(self, step: Step, fault: BaseException) -> None: ...
 
@@ -55,6 +57,8 @@ class Silent:
     def step_progress(self, step: Step, line: str) -> None: ...
 
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
+    def step_look(self, step: Step, facts: Facts) -> None: ...
+
 
     def step_failed(self, step: Step, fault: BaseException) -> None: ...
 
@@ -95,7 +99,7 @@ class _Run:
 
     def do(self, step: Step, number: int, earlier: dict[str, Facts]) -> None:
         self.watcher.step_started(step, number)
-        context = StepContext(self.work, dict(self.facts), lambda line: self.watcher.step_progress(step, line), self.clock)
+        context = self._context(step)
         if step.name in earlier and (step.holds is None or step.holds(context, earlier[step.name])):
             self.facts[step.name] = earlier[step.name]
             self.watcher.step_finished(step, self.facts[step.name], 0.0, kept=True)
@@ -111,6 +115,12 @@ class _Run:
 
     def told(self, step: Step, fault: BaseException) -> BaseException:
         """Journal and show why a step ended the run; the exception to raise."""
+    def _context(self, step: Step) -> StepContext:
+        watcher = self.watcher
+        return StepContext(
+            self.work, dict(self.facts), lambda line: watcher.step_progress(step, line), self.clock, lambda facts: watcher.step_look(step, facts)
+        )
+
         if isinstance(fault, KeyboardInterrupt):
             event, fault = "step-interrupted", Interrupted(
                 f"{self.journal.run_id} stopped in step {step.name!r}; nothing done so far is lost.",
@@ -132,7 +142,7 @@ class _Run:
     def clean_up(self, steps: Sequence[Step]) -> None:
         """Run what must run after a failure too; its own faults are shown, the first failure stays the reported one."""
         for step in steps:
-            context = StepContext(self.work, dict(self.facts), lambda line, step=step: self.watcher.step_progress(step, line), self.clock)
+            context = self._context(step)
             try:
                 step.run(context)
             except Exception as fault:

@@ -34,12 +34,14 @@ class StepContext:
         facts: facts of the steps that already ran, by step name.
         progress: called with one short line whenever something a person would like to see happened.
         clock: the time.
+        look: called with the plain facts of a look at something measured over time (`phases.rollout.looks`), for a live view.
     """
 
     work: Path
     facts: dict[str, Facts]
     progress: Callable[[str], None]
     clock: Clock
+    look: Callable[[Facts], None] = lambda facts: None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ class Telling:
     def step_progress(self, step: Step, line: str) -> None:
         self.inner.step_progress(step, line)
 
+    def step_look(self, step: Step, facts: Facts) -> None:
+        self.inner.step_look(step, facts)
+
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
         self.judged = facts if step.name == JUDGE else self.judged
         self.recorded = facts if step.name == RECORD else self.recorded

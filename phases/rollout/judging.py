@@ -17,7 +17,7 @@ from phases.fleet.host import Host
 from phases.results import Measurement
 from phases.rollout.arms import Arms
 from phases.rollout.bake import Bake, Fault, Verdict
-from phases.rollout.live import playbook_path
+from phases.rollout.looks import look_facts
 from phases.rollout.production import Production
 from phases.rollout.settings import JudgeSettings, LoadSettings
 from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt, RequestRecord
@@ -42,6 +42,7 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
         return Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes).run()
 
 
+        context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 class ArmProbes:
     """Open-loop requests to both arms at one rate, each arm's workers in turn."""
 

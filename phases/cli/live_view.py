@@ -1,0 +1,85 @@
+"""What a terminal shows of a running step: its last messages, and how a canary compares so far."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from phases.report.strips import strip
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+SHOWN_LINES = 4
+_STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "CONTINUE": ""}
+_WORDS = {"CONTINUE": "open"}
+
+
+class RunningStep:
+    """Drawn anew a few times a second: its clock goes on while nothing is said."""
+
+    def __init__(self, label: str, summary: str) -> None:
+        from rich.spinner import Spinner
+
+        self.label, self.begun = label, time.monotonic()
+        self.lines: deque[str] = deque([summary], SHOWN_LINES)
+        self.look: dict[str, Any] | None = None
+        self._spinner = Spinner("dots")
+
+    def say(self, line: str) -> None:
+        """One more message; a look tells its own line better."""
+        if self.look is None or not line.lstrip()[:1].isdigit():
+            self.lines.append(line)
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        self._spinner.update(text=_line(f"{self.label} ({time.monotonic() - self.begun:.0f} s)", ""))
+        rows = [*look_lines(self.look)] if self.look else []
+        said = [_line(f"    {line}", "dim") for line in self.lines]
+        return Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))
+
+
+def look_lines(look: dict[str, Any]) -> list[Text]:
+    """Hosts, share and time of a canary, then a row a test: estimate, interval, limit and where they lie."""
+    return [_line(f"    {look_head(look)}", ""), *(_test_line(row) for row in look["tests"])]
+
+
+def look_head(look: dict[str, Any]) -> str:
+    arms = " against ".join(f"{arm} {_few(names)}" for arm, names in look["arms"].items())
+    counted = look.get("requests", {})
+    total = sum(counted.values())
+    share = f", {counted.get('canary', 0) / total:.0%} of {total:.0f} requests to the canary" if total else ""
+    return f"{arms}: {look['elapsed']:.0f} s of {look['bake']:.0f} s, at the latest {look['deadline']:.0f} s{share}"
+
+
+def look_row(row: dict[str, Any]) -> str:
+    """One test in plain text."""
+    if row["estimate"] is None:
+        return f"{row['name']:<16} nothing to compare yet (n {row['n']})"
+    low, high = ("?" if row[side] is None else f"{row[side]:.3g}" for side in ("low", "high"))
+    threshold = row["threshold"]
+    limit, drawn = "", ""
+    if threshold is not None:
+        limit = f"  limit {threshold:.3g}"
+        drawn = strip(row["estimate"], row["low"], row["high"], threshold, 1.0 if row["unit"] == "ratio" else 0.0)
+    return f"{row['name']:<16} {row['estimate']:>6.3g} [{low}, {high}]{limit}  n {row['n']}".ljust(62) + drawn
+
+
+def _test_line(row: dict[str, Any]) -> Text:
+    text = _line(f"    {look_row(row)} ", "")
+    text.append(_WORDS.get(row["outcome"], row["outcome"]), style=_STYLES.get(row["outcome"], ""))
+    return text
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _line(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,93 @@
+"""What is seen of a run while it works, on its own terminal and from another one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from phases.analysis.decision import Decision, Outcome
+from phases.cli.live_view import RunningStep, look_row
+from phases.cli.watchers import Lines
+from phases.engine import live_state
+from phases.engine.live_state import Noting
+from phases.fleet.host import Host
+from phases.rollout.looks import look_facts
+from phases.rollout.settings import JudgeSettings, MetricSettings
+
+
+
+def _host(name):
+    return Host(name, "local", "/x")
+
+
+@pytest.fixture
+def look():
+    judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=1800.0)
+    decisions = [
+        Decision(Outcome.CONTINUE, "itl", "p95", "not yet", 1.02, 0.93, 1.14, threshold=1.05, n=231),
+        Decision(Outcome.PASS, "5xx", "excess_rate", "none", 0.0, -0.002, 0.004, threshold=0.01, n=231, unit="rate",
+                 counts={"canary": {"requests": 231, "errors": 0}, "control": {"requests": 240, "errors": 0}}),
+        Decision(Outcome.CONTINUE, "ttft", "p95", "nothing yet"),
+    ]  # fmt: skip
+    return look_facts(130.0, decisions, judge, {"canary": [_host("w1")], "control": [_host("w2"), _host("w3")]})
+
+
+def _drawn(step, width=140):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    console.print(step)
+    return console.file.getvalue()
+
+
+def test_hosts_share_time_and_intervals_of_a_canary(look):
+    step = RunningStep("[5/9] bake", "itl p95 within 5%")
+    step.look = look
+    step.say("  130 s  itl p95: 1.02")
+    step.say("w1: its log is quiet")
+    shown = _drawn(step)
+    for words in ("[5/9] bake", "canary w1 against control w2, w3", "130 s of 300 s", "49% of 471 requests", "itl p95", "1.02 [0.93, 1.14]", "limit 1.05", "n 231",
+                  "open", "PASS", "nothing to compare yet", "its log is quiet"):  # fmt: skip
+        assert words in shown, words
+    assert "130 s  itl" not in shown  # the table tells it better
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_narrow_terminal_gets_one_line_a_row(look, width):
+    step = RunningStep("[5/9] bake", "itl p95 within 5%")
+    step.look = look
+    assert all(len(line) <= width for line in _drawn(step, width).splitlines())
+    assert len(_drawn(step, width).splitlines()) == len(_drawn(step, 200).splitlines())
+
+
+def test_a_look_is_plain_json(look):
+    import json
+
+    assert json.loads(json.dumps(look)) == look
+    assert look_row(look["tests"][0]).count("●") == 1
+
+
+def test_a_run_can_be_looked_at_from_elsewhere_while_it_works(repository):
+    runs, seen = repository.path / ".phase" / "runs", []
+
+    class Spy(Lines):
+        def step_progress(self, step, line):
+            super().step_progress(step, line)
+            seen.append(live_state.read(runs / "light-build-parity-0001"))
+
+        def step_started(self, step, number):
+            seen.append(live_state.read(runs / "light-build-parity-0001"))
+
+    repository.run(watcher=Noting(Spy(io.StringIO()), runs))
+    assert {state["step"] for state in seen} >= {"prepare", "prove", "judge the gate"} and seen[0]["number"] == 1 and seen[0]["steps"] == 5
+    assert live_state.read(runs / "light-build-parity-0001") is None  # over
+    with pytest.raises(KeyError):
+        repository.run(watcher=Noting(Lines(io.StringIO()), runs), script="tests.engine.light_phase:failing_phase")
+    assert live_state.read(runs / "light-build-parity-0002") is None
+
+
+def test_what_cannot_be_written_or_read_stops_nothing(repository, tmp_path):
+    noting = Noting(Lines(io.StringIO()), tmp_path / "nowhere")
+    repository.run(watcher=noting)
+    (tmp_path / "live.json").write_text("[1")
+    assert live_state.read(tmp_path) is None
