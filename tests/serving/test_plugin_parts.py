@@ -1,4 +1,4 @@
-"""The plugin's parts that need no SGLang: what it refuses, its control file, its fact file, whose objects it may use."""
+"""The plugin's parts that need no SGLang: what it refuses, its fact file, whose objects it may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from verify_attn.errors import KernelBuildError
-from verify_attn.sglang.control import CANDIDATE, INCUMBENT, Control
 from verify_attn.sglang.facts import Counters, FactFile, counters_json
 from verify_attn.sglang.objects import from_release
 from verify_attn.sglang.requirements import Configuration, UnsupportedError, require, unsupported
@@ -48,24 +47,6 @@ def test_the_cpu_takes_other_head_sizes():
 def test_what_it_cannot_serve_is_refused_with_the_reason(change, reason):
     with pytest.raises(UnsupportedError, match=f"verify_attn cannot serve this: .*{reason}"):
         require(replace(DEEPSEEK, **change), CUDA)
-
-
-def test_control_file_is_followed_and_damage_means_the_incumbent(tmp_path):
-    path = tmp_path / "control"
-    control = Control(str(path))
-    assert control.use_candidate  # no file yet
-    for number, (word, wanted) in enumerate([("incumbent", False), ("candidate\n", True), ("cand", False), ("candidate", True), ("", False)]):
-        path.write_text(word)
-        os.utime(path, ns=(number, number))
-        assert control.use_candidate is wanted, word
-    path.unlink()
-    assert control.use_candidate and control.choice == CANDIDATE
-    path.mkdir()
-    assert not control.use_candidate and control.choice == INCUMBENT
-
-
-def test_without_a_control_file_nothing_is_asked():
-    assert Control(None).use_candidate
 
 
 def test_fact_file_is_whole_at_every_moment_and_current(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from verify_attn.sglang.control import Control
 from verify_attn.sglang.cpu_backend import CpuBackend
 from verify_attn.sglang.facts import Counters
+from verify_attn.sglang.shadow import Shadow
 
 HEADS, DRAFT = 4, 6
 PREFIXES = [9, 1, 70]
@@ -21,6 +22,7 @@ PREFIXES = [9, 1, 70]
 def backend(rows: torch.Tensor, table: torch.Tensor) -> CpuBackend:
     made = CpuBackend.__new__(CpuBackend)
     made.control, made.counters, made.kernel_inputs, made.segments = Control(None), Counters(), {}, []
+    made.shadow = Shadow(1.0, made.control)
     made.req_to_token_pool = SimpleNamespace(req_to_token=table)
     made.token_to_kv_pool = SimpleNamespace(get_key_buffer=lambda layer: rows, set_kv_buffer=lambda *given: None)
     return made

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 
+import control
 import guard
 import lease
 import locks
@@ -160,6 +161,12 @@ class Agent:
 
     def lease_show(self):
         return record.describe(self.place)
+
+    def control_switch(self, **arguments):
+        return control.switch(self.place, **arguments)
+
+    def control_show(self):
+        return control.show(self.place)
 
     def audit_note(self, event, facts):
         self.place.audit(event, **facts)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+import control
 import record
 import revert
 from launch import launch_plan
@@ -127,6 +128,7 @@ def exec_service(place):
     """Become the service: settle the lease, then exec what `current` says."""
     settle_before_start(place)
     argv, environment, directory = launch_plan(place)
+    control.settle_before_start(place, environment["PHASEGATE_RELEASE"])
     os.chdir(directory)
     os.execvpe(argv[0], argv, environment)
 

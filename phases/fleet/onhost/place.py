@@ -44,6 +44,7 @@ class Place:
         self.last_good = os.path.join(self.root, "last-good")
         self.lease = os.path.join(self.root, "lease.json")
         self.lock = os.path.join(self.root, "lock.json")
+        self.control = os.path.join(self.root, "control")
         self.audit_log = os.path.join(self.root, "audit.log")
         self.host_file = os.path.join(self.root, "host.json")
 

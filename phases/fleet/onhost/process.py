@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+import control
 import guard
 from launch import launch_plan
 from place import HostFault, Place, alive, process_identity, read_json, remove, write_json
@@ -29,6 +30,7 @@ def start(place):
     guard.settle_before_start(place)
     argv, environment, directory = launch_plan(place)
     _require_free_port(place)
+    control.settle_before_start(place, environment["PHASEGATE_RELEASE"])
     path = _log_path(place)
     if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
         os.replace(path, path + ".1")

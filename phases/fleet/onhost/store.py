@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 
+import control
 import record
 import locks
 from place import NEVER, HostFault, sync_directory
@@ -207,6 +208,8 @@ def switch(place, digest, token, lease=""):
             if digest != held["release"]:
                 raise HostFault("lease_other_release", "the lease is for release %s" % held["release"][:12])
         before = place.link_target(place.current)
+        if digest != before:
+            control.begin_anew(place, digest)
         place.set_link(place.current, digest)
         place.audit("switched", release=digest, previous=before, lease=lease)
     return {"current": digest, "previous": before}

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from verify_attn import cpu, verify_attention
 from verify_attn.sglang.control import Control
+from verify_attn.sglang.identity import hot_facts
 from verify_attn.sglang.objects import from_release
+from verify_attn.sglang.shadow import Shadow
 from verify_attn.sglang.torch_backend import TorchBackend
 
 VARIANT = "cpu"
@@ -22,6 +24,8 @@ class CpuBackend(TorchBackend):
 
     def __init__(self, runner, name: str) -> None:
         self.control = Control.from_environment()
+        self.shadow = Shadow.from_environment(self.control)
+        self.shadowing = False
         self.kernel_inputs: dict = {}
         self.object = from_release(cpu.built())  # now, so that what cannot be loaded ends the server at its start
         self.isa = cpu.isa()
@@ -36,11 +40,19 @@ class CpuBackend(TorchBackend):
     def choice(self) -> str:
         return self.control.choice
 
+    def hot(self) -> dict:
+        return hot_facts(self.control)
+
     def init_forward_metadata(self, forward_batch) -> None:
         super().init_forward_metadata(forward_batch)
         self.kernel_inputs = {}
-        if self.verifying and self.segments and self.control.use_candidate:
+        self.shadowing = False
+        candidate = self.control.decide(self.counters.forwards)
+        if candidate and self.verifying and self.segments:
             self.kernel_inputs = self._kernel_inputs(forward_batch)
+            self.shadowing = self.shadow.due()
+            if self.shadowing:
+                self.shadow.begin()
 
     def verify(self, q: Tensor, pool: Tensor, layer, forward_batch, out: Tensor) -> None:
         if not self.kernel_inputs:
@@ -49,6 +61,17 @@ class CpuBackend(TorchBackend):
         self.counters.verify_calls += 1
         verify_attention(q, pool, **self.kernel_inputs, scale=layer.scaling, out=out, variant=VARIANT)
         self.kernel_inputs["check_values"] = False  # the indices are the same for every layer: looked at once a forward
+        if self.shadowing:
+            self._compare(q, pool, layer, out)
+
+    def _compare(self, q: Tensor, pool: Tensor, layer, out: Tensor) -> None:
+        """Run the incumbent on the same inputs; on a mismatch its result is used, and the rest of this forward is its."""
+        theirs = torch.empty_like(out)
+        self.attend(q, pool, layer.scaling, theirs)
+        lengths = self.kernel_inputs["prefix_lens"].tolist()
+        if not self.shadow.agrees(out, theirs, q=q, lengths=lengths, layer=layer.layer_id, variant=VARIANT):
+            out.copy_(theirs)
+            self.kernel_inputs = {}
 
     def _kernel_inputs(self, forward_batch) -> dict:
         """What is the same for every layer of this forward, as `verify_attention` takes it; indices int64."""

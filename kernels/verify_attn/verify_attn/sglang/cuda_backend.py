@@ -5,7 +5,7 @@ the same positional arguments in every SGLang version this was built for (0.5.17
 We replace that attribute. Everything but tree verify goes on to SGLang's kernel.
 
 Under CUDA graphs Python runs once, at capture; so nothing here allocates or waits then, what depends on the batch is
-computed on the device, and use is counted on the device.
+computed on the device, and use is counted on the device. How the control byte reaches captured graphs is in `graphs`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from torch import Tensor
 from verify_attn import cuda
 from verify_attn.build import Built
 from verify_attn.problem import Problem, make_problem
-from verify_attn.sglang import NAME, publish
+from verify_attn.sglang import NAME, graphs, publish
 from verify_attn.sglang.control import Control
 from verify_attn.sglang.facts import INTERVAL, Counters
-from verify_attn.sglang.identity import announce
+from verify_attn.sglang.graphs import Way
+from verify_attn.sglang.identity import announce, hot_facts
 from verify_attn.sglang.objects import cuda_object, from_release
+from verify_attn.sglang.shadow import Shadow
 
 log = logging.getLogger(__name__)
 # Keyword arguments of the seam that ask for something our kernels do not do; the values that do not ask.
+LATCH = "_verify_attn_decided"  # what was decided for a batch, kept on it: it is planned first and run later
 PLAIN = {"logit_cap": 0, "sliding_window_size": -1, "sinks": None, "xai_temperature_len": -1, "score_mod": None}
 
 
@@ -49,6 +52,13 @@ class CudaBackend(TritonAttnBackend):
         super().__init__(runner, *arguments, **options)
         self.name = NAME
         self.control = Control.from_environment()
+        self.shadow = Shadow.from_environment(self.control)
+        self.graphs = graphs.of_server(runner, self.control)
+        if self.shadow.rate and self.graphs.captures and not self.graphs.alone:
+            log.warning("verify_attn: the shadow is off: under CUDA graphs a rank of several cannot run a step eagerly by itself")
+            self.shadow.rate = 0.0
+        self.runner = runner
+        self.use, self.shadowing = True, False  # of the forward that runs now: our kernel; compared with the engine's
         self.counters = Counters()
         self.engine_attention, self.extend_attention_fwd = self.extend_attention_fwd, self._attention
         self.first_layer = self.token_to_kv_pool.start_layer
@@ -60,9 +70,10 @@ class CudaBackend(TritonAttnBackend):
         self.kv_indptr64 = torch.zeros(requests + 1, dtype=torch.int64, device=self.device)
         self.qo_indptr64 = torch.zeros(requests + 1, dtype=torch.int64, device=self.device)
         self.prefix_lens = torch.zeros(requests, dtype=torch.int32, device=self.device)
-        self.count = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.count_on_host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self.count = torch.zeros(2, dtype=torch.int64, device=self.device)  # verify forwards of our kernel, of the engine's
+        self.count_on_host = torch.zeros(2, dtype=torch.int64, pin_memory=True)
         self.counted_at = 0.0
+        self.warming = True  # until the first forward after the captures, whose warm-up is not counted
         self.plans: dict[tuple[int, int], Plan] = {}
         self.workspaces: dict[str, list[Tensor]] = {}
         self.probed_variant = "none"
@@ -88,17 +99,52 @@ class CudaBackend(TritonAttnBackend):
     def choice(self) -> str:
         return self.control.choice
 
+    def hot(self) -> dict:
+        reason = self.graphs.reason
+        if not reason and self.graphs.captures and (missing := graphs.missing_hook(self.graphs.way)):
+            reason = f"this SGLang has no {missing} to hook"
+        if not reason and self.graphs.captures and getattr(self.runner, "attn_backend", self) is not self:
+            reason = "SGLang wraps this backend in another one"
+        return {**hot_facts(self.control, reason), "graphs": self.graphs.facts()}
+
+    # ---- deciding which kernel a forward runs ----
+
+    def decide(self) -> bool:
+        """Whether the replay that is about to be chosen runs our kernel's graph; for `both`."""
+        return self.control.decide(self.counters.forwards + 1)
+
+    def runs_eagerly(self, forward_batch) -> bool:
+        """Whether a batch that a graph could serve is to run eagerly. SGLang asks when it plans a batch and again when it runs
+        it: what was decided first stays, since the metadata of a graph does not fit an eager forward."""
+        decided = getattr(forward_batch, LATCH, None)
+        if decided is None:
+            candidate = self.control.decide(self.counters.forwards + 1)
+            verifying = forward_batch.forward_mode.is_target_verify()
+            decided = (candidate, candidate and verifying and self.graphs.alone and self.shadow.due())
+            setattr(forward_batch, LATCH, decided)
+        candidate, shadowing = decided
+        return shadowing or (not candidate and self.graphs.way is Way.CANDIDATE)
+
     # ---- SGLang's interface ----
 
     def init_forward_metadata(self, forward_batch) -> None:
         super().init_forward_metadata(forward_batch)
-        self._begin(forward_batch.forward_mode.is_target_verify())
+        verifying = forward_batch.forward_mode.is_target_verify()
+        self._begin(verifying)
+        decided = getattr(forward_batch, LATCH, None)
+        if decided is None:
+            candidate = self.control.decide(self.counters.forwards)
+            decided = (candidate, candidate and verifying and not self.graphs.captures and self.shadow.due())
+        self.use, self.shadowing = decided
+        if self.shadowing:
+            self.shadow.begin()
 
     def init_forward_metadata_out_graph(self, forward_batch, in_capture: bool = False) -> None:
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
         verifying = forward_batch.forward_mode.is_target_verify()
         if in_capture:
             self.verifying = verifying
+            self.use, self.shadowing = graphs.capturing() != graphs.INCUMBENT_GRAPH, False
             if verifying:  # outside the capture: choosing loads objects and allocates workspace
                 self._plan(forward_batch.batch_size, self.target_verify_num_tokens_per_req)
         else:
@@ -111,6 +157,9 @@ class CudaBackend(TritonAttnBackend):
 
     def _begin(self, verifying: bool) -> None:
         """Host-side bookkeeping of one forward or graph replay."""
+        if self.warming:
+            self.warming = False
+            self.count.zero_()
         self.counters.forwards += 1
         self.counters.verify_forwards += verifying
         self._take_count()
@@ -120,8 +169,9 @@ class CudaBackend(TritonAttnBackend):
             self.count_on_host.copy_(self.count, non_blocking=True)
 
     def _take_count(self) -> None:
-        """Our kernel's calls, from the device's count of verify forwards (those of warm-up before a capture among them)."""
-        self.counters.verify_calls = int(self.count_on_host) * self.layers
+        """Layers that either kernel ran, from the device's counts of verify forwards."""
+        ours, engines = self.count_on_host.tolist()
+        self.counters.verify_calls, self.counters.incumbent_calls = ours * self.layers, engines * self.layers
 
     # ---- the seam ----
 
@@ -141,9 +191,9 @@ class CudaBackend(TritonAttnBackend):
         """
         arguments = (q, k, v, o, k_pool, v_pool, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal, mask_indptr,
                      max_len, k_scale, v_scale, sm_scale)  # fmt: skip
-        if not (self.verifying and k.shape[1] == 1 and self._is_plain(options) and self.control.use_candidate):
+        if not (self.use and self.verifying and k.shape[1] == 1 and self._is_plain(options)):
             if self.verifying and self.layer == self.first_layer:
-                self.counters.incumbent_calls += self.layers
+                self.count[1:].add_(1)
             return self.engine_attention(*arguments, **options)
         streams = qo_indptr.shape[0] - 1
         if self.layer == self.first_layer:
@@ -155,6 +205,18 @@ class CudaBackend(TritonAttnBackend):
             mask_indptr=None if custom_mask is None else mask_indptr, mask_layout="auto" if custom_mask is None else "full",
             scale=sm_scale, out=o, lse=plan.lse, max_q=max_len, max_prefix=self.max_context_len, check_values=False)  # fmt: skip
         cuda.run(problem, plan.variant, num_splits=plan.splits, workspace=plan.workspace)
+        if self.shadowing:
+            self._compare(arguments, options, plan.variant)
+
+    def _compare(self, arguments: tuple, options: dict, variant: str) -> None:
+        """Run the engine's kernel on the same inputs; on a mismatch its result is used, and the rest of this forward is its."""
+        q, _, _, ours, *_ = arguments
+        theirs, kv_indptr = torch.empty_like(ours), arguments[7]
+        self.engine_attention(*arguments[:3], theirs, *arguments[4:], **options)
+        lengths = (kv_indptr[1:] - kv_indptr[:-1]).tolist()[: arguments[6].shape[0] - 1]
+        if not self.shadow.agrees(ours, theirs, q=q, lengths=lengths, layer=self.layer, variant=variant):
+            ours.copy_(theirs)
+            self.use = self.shadowing = False
 
     def _is_plain(self, options: dict) -> bool:
         return all(options.get(name, plain) in (plain, None) for name, plain in PLAIN.items())
@@ -164,7 +226,7 @@ class CudaBackend(TritonAttnBackend):
         self.qo_indptr64[: streams + 1].copy_(qo_indptr)
         self.kv_indptr64[: streams + 1].copy_(kv_indptr[: streams + 1])
         torch.sub(kv_indptr[1 : streams + 1], kv_indptr[:streams], out=self.prefix_lens[:streams])
-        self.count.add_(1)
+        self.count[:1].add_(1)
 
     # ---- choosing ----
 

@@ -85,6 +85,10 @@ class TorchBackend(AttentionBackend):
     def choice(self) -> str:
         return "incumbent"
 
+    def hot(self) -> dict:
+        """The `hot` entry of its facts; there is nothing to switch here."""
+        return {"able": False, "reason": f"{self.name} has no candidate", "choice": self.choice()}
+
     def init_forward_metadata(self, forward_batch) -> None:
         """Cut the batch into segments; once a forward."""
         mode = forward_batch.forward_mode
