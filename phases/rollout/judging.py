@@ -17,6 +17,7 @@ from phases.fleet.host import Host
 from phases.results import Measurement
 from phases.rollout.arms import Arms
 from phases.rollout.bake import Bake, Fault, Verdict
+from phases.rollout.live import playbook_path
 from phases.rollout.looks import look_facts
 from phases.rollout.production import Production
 from phases.rollout.settings import JudgeSettings, LoadSettings
