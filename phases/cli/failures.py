@@ -12,19 +12,28 @@ from typing import Any
 
 import click
 
+from phases.engine import stop
 from phases.errors import Exit, PhaseError
 
 
 def run_and_exit(command: click.Command, arguments: list[str]) -> None:
     """Run a click command and leave the process with its exit code."""
-    _stop_like_ctrl_c()
+    stop.install()
     try:
-        code = command.main(arguments, prog_name="phase", standalone_mode=False)
-    except Exception as fault:
-        code = report(fault, as_json="--json" in arguments)
+        code = _run(command, arguments)
     except KeyboardInterrupt:
+        stop.uninstall()
         code = _say("interrupted: nothing done so far is lost; give the command again (a run goes on with --resume).", Exit.OPERATIONAL, "--json" in arguments)
     _leave(code if isinstance(code, int) else 0)
+
+
+def _run(command: click.Command, arguments: list[str]) -> Any:
+    try:
+        return command.main(arguments, prog_name="phase", standalone_mode=False)
+    except SystemExit as ended:
+        return ended.code
+    except Exception as fault:
+        return report(fault, as_json="--json" in arguments)
 
 
 def report(fault: BaseException, as_json: bool) -> int:
@@ -66,19 +75,8 @@ def _write_traceback(fault: BaseException) -> str:
     return path
 
 
-def _stop_like_ctrl_c() -> None:
-    """SIGTERM and SIGHUP stop a run as Ctrl-C does, so that it stays resumable and cleans up."""
-    import signal
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(name) is not signal.SIG_IGN:  # under nohup the run goes on
-            signal.signal(name, stop)
-
-
 def _leave(code: int) -> None:
+    stop.uninstall()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by whoever started us
         try:
             stream.flush()

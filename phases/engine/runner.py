@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from phases.engine import stop
 from phases.engine.files import explain
 from phases.engine.journal import Journal, Record
 from phases.engine.steps import Clock, Facts, Step, StepContext
@@ -98,6 +99,7 @@ class _Run:
         self.facts: dict[str, Facts] = {}
 
     def do(self, step: Step, number: int, earlier: dict[str, Facts]) -> None:
+        stop.raise_if_asked()
         self.watcher.step_started(step, number)
         context = self._context(step)
         if step.name in earlier and (step.holds is None or step.holds(context, earlier[step.name])):
