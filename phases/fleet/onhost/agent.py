@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 
+import audit
 import control
 import guard
 import lease
@@ -172,15 +173,8 @@ class Agent:
         self.place.audit(event, **facts)
 
     def audit_read(self, offset=0):
-        """Entries from a byte offset on; a line that is not finished or not JSON is left for later or shown as text."""
-        try:
-            with open(self.place.audit_log, "rb") as file:
-                file.seek(offset)
-                data = file.read(4 << 20)
-        except FileNotFoundError:
-            return {"entries": [], "offset": 0}
-        whole = data[: data.rfind(b"\n") + 1]
-        return {"entries": [_entry(line) for line in whole.splitlines()], "offset": offset + len(whole)}
+        """Entries from a byte offset on, across rotations."""
+        return audit.read(self.place.audit_log, offset)
 
     def service(self, action, number=None):
         """The process driver, in this process."""
@@ -242,13 +236,6 @@ def _listed(directory):
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except OSError:
         return []
-
-
-def _entry(line):
-    try:
-        return json.loads(line)
-    except ValueError:
-        return {"event": "unreadable", "text": line.decode("utf-8", "replace")[:200]}
 
 
 def _os_fault(fault):

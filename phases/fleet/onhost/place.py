@@ -3,7 +3,7 @@
 Files in this directory run on the fleet's hosts: Python 3.8 or newer, standard library only, no import from the toolkit.
 
     <root>/releases/<digest>/   immutable bundles          <root>/lease.json   the armed revert timer
-    <root>/current              symlink to one of them     <root>/audit.log    JSON lines, what happened here
+    <root>/current              symlink to one of them     <root>/audit.log    JSON lines, what happened here (see audit)
     <root>/last-good            symlink, last kept one     <root>/control      hot fallback of the serving process
     <root>/lock.json            who is changing things     <root>/host.json    values for {name} in launch arguments
     <root>/bin/<digest>/        these scripts              <root>/run/         pid files, logs, the mutex
@@ -16,6 +16,8 @@ import fcntl
 import json
 import os
 import time
+
+import audit
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MUTEX_SECONDS = 30.0
@@ -74,16 +76,10 @@ class Place:
             os.close(handle)
 
     def audit(self, event, **facts):
-        """Append one line; a single write on O_APPEND, so that lines of several processes never mix."""
+        """Add an entry to the audit log, durable when this returns."""
         entry = {"time": round(time.time(), 3), "uptime": round(uptime(), 3), "boot": boot_id(), "event": event}
         entry.update(facts)
-        line = (json.dumps(entry, sort_keys=True) + "\n").encode()
-        handle = os.open(self.audit_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        audit.append(self.audit_log, entry)
 
     def link_target(self, link):
         """The digest a link points to, or NEVER."""
