@@ -9,7 +9,7 @@ from __future__ import annotations
 from phases.engine.closing import closing_steps
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Step
-from phases.rollout import canary, waves
+from phases.rollout import shared_steps, waves
 from phases.rollout.live import Live
 
 
@@ -25,6 +25,6 @@ def full_rollout(run: PhaseRun) -> list[Step]:
         waves.soak(run, live),  # no control is left: against what Phase 3 recorded
         waves.finish(run, live),  # last-good, or back, and which of the two is observed
         waves.write_report(run),
-        canary.leave(live),
+        shared_steps.leave(live),
         *closing_steps(run),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from phases.engine.closing import closing_steps
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Step
-from phases.rollout import canary
+from phases.rollout import canary, shared_steps
 from phases.rollout.live import Live
 
 
@@ -24,6 +24,6 @@ def tp8_canary(run: PhaseRun) -> list[Step]:
         canary.bake(run, live),  # same traffic, same windows, until there is a verdict
         canary.put_back(run, live),  # observed, not assumed; its exit code says how production ended
         canary.write_report(run),
-        canary.leave(live),
+        shared_steps.leave(live),
         *closing_steps(run),
     ]

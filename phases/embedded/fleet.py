@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from phases.rollout.production import Production, WorkerState
 
 ROUTER_SECONDS = 60.0
+ROUTER_METRICS = "router-metrics"  # port of the router's own metrics
 # Latencies of the tiny model lie between 5 ms and a few seconds; SGLang's own buckets start at 100 ms.
 BUCKETS = tuple(f"{0.005 * 1.15**i:.4g}" for i in range(50))
 BUCKET_FLAGS = ("--bucket-time-to-first-token", "--bucket-inter-token-latency", "--bucket-e2e-request-latency")
@@ -82,7 +83,8 @@ def fleet_of(settings: EmbeddedFleetSettings, repo: Path, name: str) -> FleetSet
     arm = settings.ready + settings.drain + 60.0
     return FleetSettings(
         hosts=hosts, service=ServiceSettings(drain=settings.drain, ready=settings.ready), lease=LeaseSettings(arm=arm, bake=settings.lease),
-        router=RouterSettings(kind=RouterKind.SGLANG, url=f"http://127.0.0.1:{ports['router']}"), at_once=8,
+        router=RouterSettings(kind=RouterKind.SGLANG, url=f"http://127.0.0.1:{ports['router']}", metrics=f"http://127.0.0.1:{ports[ROUTER_METRICS]}"),
+        at_once=8,
     )  # fmt: skip
 
 
@@ -147,7 +149,7 @@ def _binding(tp: int) -> str:
 def _ports(home: Path, workers: list[str]) -> dict[str, int]:
     path = home / "ports.json"
     ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [name for name in ["router", *workers] if name not in ports]
+    missing = [name for name in ["router", ROUTER_METRICS, *workers] if name not in ports]
     if missing:
         probe = LocalHost(home)
         for name in missing:
@@ -171,7 +173,8 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
     if host.port_taken(port):
         raise ServingError(f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports.")
     argv = [str(environment.python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
-            "--prometheus-port", str(host.free_port()), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]  # fmt: skip
+            "--prometheus-host", "127.0.0.1", "--prometheus-port", production.fleet_settings.router.metrics.rpartition(":")[2],
+            "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]  # fmt: skip
     server = host.start("router", argv, {}, port)
     progress(f"router on port {port}")
     _await_router(host, server, production)

@@ -103,6 +103,8 @@ class RouterSettings:
     kind: RouterKind = setting(RouterKind.NONE, help="sglang (sglang-router over HTTP) or none (hooks)")
     url: str = setting("", help="address of sglang-router", pattern=r"|https?://\S+")
     api_key_env: str = setting("", help="environment variable that holds the router's key")
+    metrics: str = setting("", help="address whose /metrics are the router's own, to count the requests it repeats; empty: not counted",
+                           pattern=r"|https?://\S+")
     timeout: float = setting(60.0, help="time an addition or removal may take to be seen", duration=True, above=0)
     add: tuple[str, ...] = setting((), help="none: argv that puts {url} into service")
     remove: tuple[str, ...] = setting((), help="none: argv that takes {url} out of service")

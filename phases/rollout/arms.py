@@ -59,6 +59,26 @@ def waves(workers: Sequence[Host], sizes: Sequence[Amount], moved: Sequence[str]
     return [wave for wave in planned if wave]
 
 
+def like_for_like(moved: Sequence[Host], unmoved: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """(canary, control) of a wave: of each kind as many moved as unmoved workers, so that both arms are the same mix; maybe none."""
+    canary: list[Host] = []
+    control: list[Host] = []
+    for kind in dict.fromkeys(map(_kind, moved)):
+        ours, theirs = ([host for host in hosts if _kind(host) == kind] for hosts in (moved, unmoved))
+        canary += ours[: len(theirs)]
+        control += theirs[: len(ours)]
+    return tuple(canary), tuple(control)
+
+
+def kinds_of(workers: Sequence[Host]) -> dict[str, str]:
+    """Kind of each worker by name, for people: `tp 2`; empty texts where all are alike."""
+    kinds = {host.name: _kind(host) for host in workers}
+    if len(set(kinds.values())) < 2:
+        return dict.fromkeys(kinds, "")
+    several = len({arch for arch, _ in kinds.values()}) > 1
+    return {name: f"{arch + ' ' if several and arch else ''}tp {tp or 1}" for name, (arch, tp) in kinds.items()}
+
+
 def batches(hosts: Sequence[Host], in_service: int, floor: int) -> list[tuple[Host, ...]]:
     """Groups that may be out of service together without falling under the floor.
 

@@ -1,8 +1,9 @@
 """A bake: both arms under the same traffic at the same time, looked at every window until the verdict is in.
 
-Latencies come from the workers' own histograms and errors from their response counters, or, with probes, from own requests
-sent to both arms at the same rate; either way paired in the same windows. Besides the
-tests, each window asks whether every worker is alive and what it should be; a fault there ends the bake at once.
+Latencies come from the workers' own histograms or, with probes, from own requests sent to both arms at the same rate; either way
+paired in the same windows. Errors come from the workers' response counters, so users' requests count, and from own requests that
+broke off, which no counter shows. Besides the tests, each window asks whether every worker is alive and what it should be; a
+fault there ends the bake at once.
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import requests
-
-from phases.analysis.comparison import Comparison
 from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision, Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
+from phases.analysis.sequential import SequentialTest
 from phases.engine.steps import Clock
 from phases.errors import AnalysisError
+from phases.rollout.metrics import Read, as_scrape, read_metrics
+from phases.rollout.prometheus_source import SourceError
 from phases.rollout.reference import Level, Recorder
 from phases.rollout.settings import JudgeSettings
 from phases.serving.load import RequestRecord
-
-SCRAPE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,7 @@ class Probes(Protocol):
         ...
 
 
-Read = Callable[[str], str]  # base URL of a worker -> the text of its metrics
 Look = Callable[[float, Sequence[Decision]], None]
-
-
-def read_metrics(url: str) -> str:
-    """The Prometheus text of a worker's /metrics; AnalysisError when it does not answer."""
-    try:
-        answer = requests.get(f"{url}/metrics", timeout=SCRAPE_SECONDS)
-        answer.raise_for_status()
-    except requests.RequestException as fault:
-        raise AnalysisError(f"{url}/metrics cannot be read: {type(fault).__name__}.", hint="Is the worker up?") from None
-    return answer.text
 
 
 @dataclass
@@ -103,6 +91,8 @@ class Bake:
 
     Attributes:
         canary, control: workers of each arm, name to URL.
+        others: workers in neither arm that run what the control runs, name to URL: only for the reference.
+        kinds: kind of each worker by name, where workers differ: the reference is kept by kind.
         check: asked every window; a Fault ends the bake. It also renews leases.
         on_look: told of every look.
     """
@@ -115,16 +105,16 @@ class Bake:
     on_look: Look = lambda now, decisions: None
     read: Read = read_metrics
     probes: Probes | None = None
+    others: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     _silent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         source = f"/metrics of {', '.join([*self.canary, *self.control])}"
-        share = self.settings.alpha / (len(self.settings.metrics) + 1)
         tests = [self.settings.test(metric) for metric in self.settings.metrics]
-        self._tests = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
-        self._requests_test = Comparison(tests, errors=("5xx",), alpha=self.settings.alpha, tolerance=self.settings.error_tolerance,
-                                         source="own requests to each arm") if self.probes else None  # fmt: skip
-        self._errors = ErrorTest("5xx", tolerance=self.settings.error_tolerance, alpha=share, window=self.settings.window,
+        self._histograms = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
+        self._records = [SequentialTest(test, source="own requests to each arm") for test in tests] if self.probes else []
+        self._errors = ErrorTest("5xx", tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.settings.window,
                                  deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source)  # fmt: skip
         self._counters = CounterWindows()
         self._looks: dict[str, list[list[float | None]]] = {}
@@ -156,45 +146,55 @@ class Bake:
         return Outcome.PASS if found == {Outcome.PASS} and elapsed >= self.settings.bake else Outcome.CONTINUE
 
     def _scrape(self) -> Fault | None:
-        """Scrape both arms at the same moment; a worker that stays silent for three windows is a fault."""
-        workers = [("canary", *item) for item in self.canary.items()] + [("control", *item) for item in self.control.items()]
+        """Scrape all at the same moment; a worker of an arm that stays silent for three windows is a fault."""
+        named = {"canary": self.canary, "control": self.control, "": self.others}
+        workers = [(arm, *item) for arm, urls in named.items() for item in urls.items()]
         with ThreadPoolExecutor(len(workers)) as pool:
             scraped = list(pool.map(self._read_one, workers))
-        for (arm, name, _), (at, text) in zip(workers, scraped, strict=True):
-            if text is None:
+        for (arm, name, _), (at, found) in zip(workers, scraped, strict=True):
+            if isinstance(found, SourceError):
+                continue  # says nothing about the worker; an arm that is not scraped for two windows is not judged
+            if isinstance(found, AnalysisError):
                 self._silent[name] = self._silent.get(name, 0) + 1
-                if self._silent[name] >= 3:
+                if arm and self._silent[name] >= 3:
                     return Fault(name, "its metrics cannot be read", incumbent=arm == "control")
                 continue
             self._silent[name] = 0
-            self._fold(arm, Scrape.parse(text, t=at, source=name))
+            self._fold(arm, as_scrape(found, t=at, source=name))
         return None
 
-    def _read_one(self, worker: tuple[str, str, str]) -> tuple[float, str | None]:
+    def _read_one(self, worker: tuple[str, str, str]) -> tuple[float, str | Scrape | AnalysisError]:
         try:
-            text = self.read(worker[2])
-        except AnalysisError:
-            text = None
-        return self.clock.now(), text
+            found: str | Scrape | AnalysisError = self.read(worker[2])
+        except AnalysisError as fault:
+            found = fault
+        return self.clock.now(), found
 
     def _fold(self, arm: str, scrape: Scrape) -> None:
-        for test in self._tests:
+        if arm != "canary":
+            self._reference.add(scrape, self.kinds.get(scrape.source, ""))
+        if not arm:
+            return
+        for test in self._histograms:
             test.add(arm, scrape)
-        if arm == "control":
-            self._reference.add(scrape)
         step = self._counters.add(scrape) if scrape.resolve(["http_responses_total"]) else None
         if step:
             self._requests[arm] += step.requests
             self._errors.add(arm, scrape.t, requests=step.requests, errors=step.errors("5xx"))
 
+    def _take(self) -> None:
+        """Own requests that have ended. One without a whole answer is an error no response counter knows of."""
+        for arm, record in self.probes.take() if self.probes else []:
+            for test in self._records:
+                value = record.metrics().get(test.settings.metric)
+                if record.ok and value is not None:
+                    test.observe(arm, record.finished, value, record.status)
+            if record.status <= 0:
+                self._errors.add(arm, record.finished, requests=1, errors=1)
+
     def _look(self, now: float, elapsed: float) -> list[Decision]:
-        decisions = [test.look(now) for test in self._tests]
-        if self._requests_test and self.probes:
-            for arm, record in self.probes.take():
-                self._requests_test.observe(arm, record.finished, record.metrics(), max(record.status, 0))
-            decisions += self._requests_test.look(now).decisions
-        else:
-            decisions.append(self._errors.look(now))
+        self._take()
+        decisions = [test.look(now) for test in (*self._histograms, *self._records, self._errors)]
         for decision in decisions:
             self._looks.setdefault(_name(decision), []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
         self.on_look(elapsed, decisions)

@@ -12,45 +12,53 @@ from typing import Any
 from phases.analysis.decision import Decision
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import StepContext
-from phases.errors import PlaybookError
 from phases.fleet.host import Host
 from phases.results import Measurement
-from phases.rollout.arms import Arms
+from phases.rollout.arms import Arms, kinds_of
 from phases.rollout.bake import Bake, Fault, Verdict
-from phases.rollout.live import playbook_path
 from phases.rollout.looks import look_facts
+from phases.rollout.metrics import reader
 from phases.rollout.production import Production
-from phases.rollout.settings import JudgeSettings, LoadSettings
-from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt, RequestRecord
-from phases.serving.prompts import load_prompts
+from phases.rollout.settings import JudgeSettings
+from phases.rollout.traffic import prompts_of
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 
 
 def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
-          context: StepContext) -> Verdict:  # fmt: skip
-    """Bake the canary against the control until there is a verdict."""
-    arms = {"canary": canary, "control": control}
+          context: StepContext, *, moved: Sequence[Host] = (), others: Sequence[Host] = ()) -> Verdict:  # fmt: skip
+    """Bake the canary against the control until there is a verdict.
+
+    Args:
+        moved: workers on the candidate beside the canary: not compared, but one at fault ends the bake all the same.
+        others: workers on the incumbent beside the control: part of the reference.
+    """
+    arms = {"canary": canary, "control": control, "": others}
     urls = {name: {host.name: host.url for host in hosts} for name, hosts in arms.items()}
+    candidates = [*canary, *(host for host in moved if host not in canary)]
     counted = [0]
 
     def check() -> Fault | None:
         counted[0] += 1
-        return _sick(production, canary, control, digest, thorough=counted[0] % 3 == 0)
+        return _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
+        context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 
     with probing(run, production, settings, canary, control) as probes:
-        return Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes).run()
+        bake = Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes, others=urls[""],
+                    read=reader(production.settings, production.workers),
+                    kinds=kinds_of(production.workers))  # fmt: skip
+        return bake.run()
 
 
-        context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 class ArmProbes:
     """Open-loop requests to both arms at one rate, each arm's workers in turn."""
 
     def __init__(self, run: PhaseRun, production: Production, settings: JudgeSettings, arms: dict[str, Sequence[Host]]) -> None:
         self._finished: queue.Queue[tuple[str, RequestRecord]] = queue.Queue()
         load, timeout = production.settings.load, production.settings.server.request_timeout
-        prompts = _prompts(run, load)
+        prompts = prompts_of(run, load)
         self.loads = [
             OpenLoopLoad(_in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]), prompts, settings.probes,
                          max_in_flight=load.max_in_flight, seed=number, on_record=functools.partial(self._keep, arm))
@@ -85,41 +93,11 @@ def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], Request
     return lambda prompt, due: next(turns)(prompt, due)
 
 
-def _prompts(run: PhaseRun, settings: LoadSettings) -> list[Prompt]:
-    return [Prompt(p.name, p.text, settings.tokens, {"ignore_eos": True}) for p in load_prompts(playbook_path(run, settings.prompts))]
-
-
-@contextlib.contextmanager
-def traffic(run: PhaseRun, production: Production, settings: LoadSettings) -> Iterator[list[LoadSummary]]:
-    """Own requests through the router while the block runs; its summary is appended at the end."""
-    summaries: list[LoadSummary] = []
-    if settings.rate == 0:
-        yield summaries
-        return
-    prompts = _prompts(run, settings)
-    url = settings.url or getattr(production.router, "url", "")
-    if not url:
-        raise PlaybookError("`production.load` has no address to send to: the router is driven by hooks.", hint="Give `load.url`.")
-    sender = HttpSender(url, timeout=production.settings.server.request_timeout)
-    load = OpenLoopLoad(sender, prompts, settings.rate, max_in_flight=settings.max_in_flight, seed=settings.seed)
-    with load:
-        yield summaries
-    summaries.append(load.summary())
-
-
-def measurements(verdict: Verdict, summaries: Sequence[LoadSummary]) -> tuple[Measurement, ...]:
-    """What a gate judges: each test's decision, whether a fault ended it, failed requests of the own load."""
+def measurements(verdict: Verdict) -> tuple[Measurement, ...]:
+    """What a gate judges: each test's decision, and whether a fault ended it."""
     passed = {"PASS": 1.0, "FAIL": 0.0}.get(verdict.outcome.value)
     rows = [decision.measurement() for decision in verdict.decisions]
-    rows.append(Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
-    return (*rows, *load_rows(summaries))
-
-
-def load_rows(summaries: Sequence[LoadSummary]) -> tuple[Measurement, ...]:
-    """Requests of the own load that failed; nothing without a load."""
-    sent, failed = sum(s.sent for s in summaries), sum(s.failed for s in summaries)
-    row = Measurement("failed_requests", float(failed), n=sent, unit="requests", source="own load through the router")
-    return (row,) if summaries else ()
+    return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
 
 
 def share_row(verdict: Verdict, arms: Arms) -> Measurement:
@@ -161,12 +139,10 @@ def _brief(decision: Decision) -> str:
     return f"{decision.metric} {decision.statistic}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
 
 
-def evidence(production: Production, verdict: Verdict, summaries: Sequence[LoadSummary]) -> dict[str, Any]:
-    """Facts for results.json: the looks over time, the load, the log's end of a worker at fault."""
+def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:
+    """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
     facts: dict[str, Any] = {"sequential": verdict.facts(), "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
     facts["reference"] = [level.to_json() for level in verdict.reference]
-    if summaries:
-        facts["load"] = [vars(summary) for summary in summaries]
     if verdict.fault:
         host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
         facts["fault"] = {"worker": verdict.fault.worker, "reason": verdict.fault.reason, "log": production.logs(host).splitlines()[-40:] if host else []}

@@ -18,6 +18,7 @@ from phases.notify.teller import teller_of
 from phases.rollout.production import Production
 from phases.rollout.releases import fleet_releases
 from phases.rollout.settings import ProductionSettings
+from phases.rollout.traffic import Traffic
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Live:
     run: PhaseRun
     _production: Production | None = None
     _bundles: dict[str, Bundle] = field(default_factory=dict)
+    _traffic: Traffic | None = None
 
     @property
     def settings(self) -> ProductionSettings:
@@ -46,7 +48,16 @@ class Live:
             self._bundles = fleet_releases(self.settings, self.run.kernel, environment, context.progress)
         return self._bundles
 
+    def traffic(self, context: StepContext) -> Traffic:
+        """The own load: begins with the first change and goes on until production is left."""
+        if self._traffic is None:
+            self._traffic = Traffic(self.run, self.production(context))
+        return self._traffic
+
     def leave(self, context: StepContext) -> Facts:
+        if self._traffic is not None:
+            self._traffic.stop()
+            self._traffic = None
         if self._production is not None:
             self._production.close()
             self._production = None
@@ -89,8 +100,3 @@ def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[
     return Production(
         section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress, teller=teller,
     )  # fmt: skip
-
-
-def playbook_path(run: PhaseRun, path: Path | None) -> Path | None:
-    """A path the playbook gives, from where the playbook lies."""
-    return None if path is None else run.playbook.path.parent / path

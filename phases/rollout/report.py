@@ -8,20 +8,33 @@ from phases.results import Measurement, Results
 
 
 def table(results: Results) -> str:
-    """Each measurement with its interval, how the bake went, and the rollback's timeline."""
+    """Each measurement with its interval, how the bake went, what the own load met in each step, and the rollback's timeline."""
     lines = [f"{results.phase} of {results.kernel}", ""]
     lines += [_row("measurement", "estimate", "interval", "n"), _row("-" * 24, "-" * 10, "-" * 20, "-" * 8)]
     lines += [_row(m.metric, _number(m.estimate), _interval(m), str(m.n)) for m in results.measurements]
     bake = results.facts.get("bake")
     if bake:
         lines += ["", f"bake: {bake['outcome']} after {bake['seconds']:.0f} s: {bake['reason']}"]
-    for load in results.facts.get("load", []):
-        lines.append(f"own load: {load['sent']} requests, {load['failed']} failed, {load['late']} sent late")
+    lines += _load(results.facts.get("load", []))
     events = results.facts.get("timeline", [])
     if events:
         lines += ["", "timeline (seconds since detection)"]
         lines += [f"  {event['at']:8.2f}  {event['event']:18} {event['host']:12} {event['note']}".rstrip() for event in events]
     return "\n".join(lines) + "\n"
+
+
+def _load(shares: list[dict[str, Any]]) -> list[str]:
+    """Requests of the own load by step; `again` are those the router repeated by itself."""
+    if not shares:
+        return []
+    lines = ["", "own load through the router, by the step in which a request ended", _counts("", "sent", "failed", "again", "late")]
+    lines += [_counts(s["during"], s["sent"], s["failed"], "-" if s["retried"] is None else s["retried"], s["late"]) for s in shares]
+    failures = [failure for share in shares for failure in share["failures"]]
+    return lines + [f"  failed: {f['prompt']}: {f['error'] or f['status']}" for f in failures[:5]]
+
+
+def _counts(during: str, *numbers: object) -> str:
+    return f"  {during:24}" + "".join(f" {number!s:>7}" for number in numbers)
 
 
 def _row(*cells: str) -> str:

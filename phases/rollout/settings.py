@@ -67,10 +67,15 @@ class JudgeSettings:
             except AnalysisError as fault:
                 mistakes.add(node, f"{node.path}: {fault.message}")
 
+    @property
+    def share(self) -> float:
+        """Alpha of each test: spent evenly over the metrics and the error rate."""
+        return self.alpha / (len(self.metrics) + 1)
+
     def test(self, metric: MetricSettings) -> TestSettings:
-        """One metric's test; alpha is spent evenly over the metrics and the error rate."""
+        """One metric's test."""
         return TestSettings(
-            metric=metric.metric, quantile=metric.quantile, margin=metric.margin, alpha=self.alpha / (len(self.metrics) + 1),
+            metric=metric.metric, quantile=metric.quantile, margin=metric.margin, alpha=self.share,
             window=self.window, min_samples=self.min_samples, settle=self.settle, deadline=self.deadline,
         )  # fmt: skip
 

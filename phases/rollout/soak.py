@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from phases.analysis.decision import Decision, Outcome
-from phases.analysis.scrape import Scrape
 from phases.engine.steps import StepContext
 from phases.errors import AnalysisError
-from phases.rollout.bake import Fault, Verdict, read_metrics
+from phases.rollout.arms import kinds_of
+from phases.rollout.bake import Fault, Verdict
+from phases.rollout.metrics import as_scrape, reader
 from phases.rollout.production import Production
 from phases.rollout.reference import Level, Recorder, against
 from phases.rollout.settings import JudgeSettings
@@ -21,6 +22,7 @@ class Soak:
 
     Attributes:
         digest: release every worker must run; empty: whatever it runs.
+        lost: workers that could not be moved and are not looked at; the failure budget allows them.
     """
 
     production: Production
@@ -28,7 +30,11 @@ class Soak:
     reference: Sequence[Level]
     digest: str
     context: StepContext
+    lost: Collection[str] = ()
     _looks: dict[str, list[list[float | None]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._read = reader(self.production.settings, self.production.workers)
 
     def run(self, seconds: float) -> Verdict:
         """Watch so long. FAIL at once on a fault or a regression; PASS at the end when every metric with a reference is within
@@ -53,9 +59,10 @@ class Soak:
         return Verdict(Outcome.INCONCLUSIVE if open_tests else Outcome.PASS, tuple(decisions), self._looks, elapsed, None, recorder.levels())
 
     def _scrape(self, recorder: Recorder) -> Fault | None:
-        for host in self.production.workers:
+        kinds = kinds_of(self.production.workers)
+        for host in (host for host in self.production.workers if host.name not in self.lost):
             try:
-                recorder.add(Scrape.parse(read_metrics(host.url), t=self.context.clock.now(), source=host.name))
+                recorder.add(as_scrape(self._read(host.url), t=self.context.clock.now(), source=host.name), kinds[host.name])
             except AnalysisError as fault:
                 if not self.production.client(host, 10.0).health():
                     return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)

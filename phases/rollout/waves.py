@@ -12,26 +12,24 @@ from typing import Any
 
 from phases.analysis.decision import Outcome
 from phases.engine.closing import ledger_of
-from phases.engine.files import write_json
-from phases.engine.phase_run import PhaseRun
+from phases.engine.phase_run import PhaseRun, load_results
 from phases.engine.steps import Facts, Step, StepContext
 from phases.errors import Exit, FleetError
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
-from phases.rollout import judging
-from phases.rollout.arms import batches, waves
+from phases.rollout import judging, shared_steps, traffic
+from phases.rollout.arms import like_for_like, waves
 from phases.rollout.bake import Verdict
-from phases.rollout.canary import FLEET, bring_up, names, together
+from phases.rollout.decided import GOING_BACK, decide, decided
 from phases.rollout.live import Live, fleet_settings
 from phases.rollout.production import Production
 from phases.rollout.reference import Level
-from phases.rollout.report import table
 from phases.rollout.rollback import roll_back
+from phases.rollout.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.rollout.soak import Soak
-from phases.serving.environment import environment_facts
 
-PUSH, SOAK, FINISH, REPORT = "push the releases", "soak", "make it last-good", "write the report"
+SOAK, FINISH = "soak", "make it last-good"
 
 
 def wave_name(number: int) -> str:
@@ -44,63 +42,73 @@ def waves_of(run: PhaseRun) -> list[tuple[Host, ...]]:
 
 
 def look_at_fleet(run: PhaseRun, live: Live) -> Step:
-    """Every worker is well and on a release recorded as good, or was moved by an earlier process of this run."""
-
-    def look(context: StepContext) -> Facts:
-        environment = environment_facts(live.settings.server, context.progress)
-        bundles = live.bundles(context, environment)
-        bring_up(run, live, context, bundles)
-        states = live.production(context).observe()
-        ill = [f"{s.host.name}: {s.error or 'does not serve'}" for s in states if s.error or not s.serving or not s.in_service]
-        if ill:
-            raise FleetError(f"{len(ill)} workers are not well before anything has moved: {'; '.join(ill)}.", hint="Mend them, or take them out of the playbook.")
-        return {"environment": environment, "workers": [s.describe() for s in states], "digests": {side: b.digest for side, b in bundles.items()}}
-
-    detail = tuple(f"wave {n}: {names(wave)}" for n, wave in enumerate(waves_of(run), 1))
-    return Step(FLEET, f"{len(fleet_settings(run).workers())} workers reached, serving, in service", look, detail=detail)
+    detail = tuple(f"{wave_name(n)}: {names(wave)}" for n, wave in enumerate(waves_of(run), 1))
+    return shared_steps.look_at_fleet(run, live, detail)
 
 
 def push_releases(run: PhaseRun, live: Live) -> Step:
-    def push(context: StepContext) -> Facts:
-        production = live.production(context)
-        bundles = live.bundles(context, context.facts[FLEET]["environment"])
-        production.push(list(bundles.values()), production.workers)
-        return {side: bundle.digest for side, bundle in bundles.items()}
-
-    return Step(PUSH, "the candidate onto every host; nothing that serves changes", push)
+    return shared_steps.push_releases(run, live, fleet_settings(run).workers())
 
 
 def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmoved: tuple[Host, ...]) -> Step:
-    """Move one wave and judge it against those not yet moved."""
-    against_whom = f"judged against {names(unmoved)}" if unmoved else "judged in the soak"
+    """Move one wave and judge it against like workers not yet moved."""
+    canary, control = like_for_like(moving, unmoved)
+    against_whom = f"{names(canary)} judged against {names(control)}" if canary else "judged in the soak: no like worker is left to compare with"
 
     def measure(context: StepContext) -> dict[str, Any]:
         if stopped(run, context):
             return {}
         production, digest = live.production(context), context.facts[PUSH]["candidate"]
-        with judging.traffic(run, production, live.settings.load) as summaries:
-            lost = _move(production, moving, digest, context)
-            budget = live.settings.failure_budget.of(len(production.workers))
-            already = run.gathered(context).facts.get("lost", {})
-            if len({**already, **lost}) > budget:
-                reason = f"{len({**already, **lost})} workers failed, the budget is {budget}: {'; '.join(lost.values())}"
-                return _stop(production, reason, context.clock.now(), {"lost": {**already, **lost}})
-            if not unmoved:
-                return {"facts": {"lost": {**already, **lost}, f"wave {number}": "moved"}}
-            moved = [host for host in moving if host.name not in lost]
-            verdict = judging.judge(run, production, run.settings.judge, moved, unmoved, digest, context)
-            context.progress(f"wave {number}: {verdict.outcome.value}: {verdict.reason}")
-            ended = _after(production, number, verdict, context, {**already, **lost})
-        return {**ended, "measurements": tuple(_of_wave(number, row) for row in judging.measurements(verdict, summaries))}
+        known = decided(context.work, GOING_BACK)
+        with live.traffic(context).during(wave_name(number)) as load:
+            if known is None:
+                found = _advance(run, live, production, number, moving, unmoved, context)
+                known = Results(run.section.name, run.kernel.name, **found)
+            ended = _act_on(production, known, context)
+        return {"facts": {**ended, traffic.during(wave_name(number)): traffic.kept(load)}, "measurements": known.measurements}
 
     def holds(context: StepContext, facts: Facts) -> bool:
+        """What went back, or is to, is not wanted on the candidate any more."""
+        if decided(context.work, GOING_BACK) is not None:
+            return True
         digest = context.facts[PUSH]["candidate"]
+        lost = load_results(context.work / facts["kept"]).facts.get("lost", {})
         states = {s.host.name: s for s in live.production(context).observe()}
-        kept = all(states[h.name].current == digest and states[h.name].in_service for h in moving)
-        return stopped(run, context) or kept
+        return all(states[h.name].current == digest and states[h.name].in_service for h in moving if h.name not in lost)
 
     step = run.results_step(wave_name(number), f"{names(moving)} move under leases, {against_whom}", measure)
     return dataclasses.replace(step, holds=lambda context, facts: step.holds(context, facts) and holds(context, facts))  # type: ignore[misc]
+
+
+def _advance(run: PhaseRun, live: Live, production: Production, number: int, moving: tuple[Host, ...], unmoved: tuple[Host, ...],
+             context: StepContext) -> dict[str, Any]:  # fmt: skip
+    """Move a wave and judge it: facts and measurements. The facts say `stopped` when it may go no further."""
+    digest = context.facts[PUSH]["candidate"]
+    lost = {**run.gathered(context).facts.get("lost", {}), **_move(production, moving, digest, context)}
+    budget = live.settings.failure_budget.of(len(production.workers))
+    if len(lost) > budget:
+        reason = f"{len(lost)} workers failed, the budget is {budget}: {'; '.join(lost.values())}"
+        return {"facts": {"lost": lost, "stopped": reason, "detected": context.clock.now()}}
+    canary, control = like_for_like([host for host in moving if host.name not in lost], unmoved)
+    if not canary:
+        return {"facts": {"lost": lost, f"wave {number}": "moved"}}
+    moved = [host for host in production.workers if host not in unmoved and host.name not in lost]
+    verdict = judging.judge(run, production, run.settings.judge, canary, control, digest, context, moved=moved)
+    context.progress(f"wave {number}: {verdict.outcome.value}: {verdict.reason}")
+    rows = tuple(_of_wave(number, row) for row in judging.measurements(verdict))
+    return {"facts": {"lost": lost, **_concluded(number, verdict, context)}, "measurements": rows}
+
+
+def _act_on(production: Production, known: Results, context: StepContext) -> dict[str, Any]:
+    """Go back if that is what was decided, the decision on disk before anything moves; all facts of it."""
+    facts = known.facts
+    if "stopped" not in facts:
+        return facts
+    decide(context.work, GOING_BACK, known)
+    if "halted" in facts:
+        return facts
+    back = roll_back(production, facts["stopped"], detected=facts["detected"])
+    return {**facts, "rollback": back.to_json(), "timeline": list(back.events)}
 
 
 def soak(run: PhaseRun, live: Live) -> Step:
@@ -111,15 +119,15 @@ def soak(run: PhaseRun, live: Live) -> Step:
             return {}
         production, digest = live.production(context), context.facts[PUSH]["candidate"]
         reference = recorded_reference(run)
-        with judging.traffic(run, production, live.settings.load) as summaries:
-            verdict = Soak(production, run.settings.judge, reference, digest, context).run(run.settings.soak)
-            context.progress(f"soak: {verdict.outcome.value}: {verdict.reason}")
-            if verdict.outcome is Outcome.FAIL:
-                stop = _stop(production, f"soak: {verdict.reason}", context.clock.now(), {})
-                return {**stop, "measurements": (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions))}
-        rows = (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions), *judging.load_rows(summaries))
-        return {"measurements": rows, "facts": {"soak": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason},
-                                                "reference": [level.to_json() for level in verdict.reference]}}  # fmt: skip
+        with live.traffic(context).during(SOAK) as load:
+            known = decided(context.work, GOING_BACK)
+            if known is None:
+                lost = run.gathered(context).facts.get("lost", {})
+                verdict = Soak(production, run.settings.judge, reference, digest, context, lost).run(run.settings.soak)
+                context.progress(f"soak: {verdict.outcome.value}: {verdict.reason}")
+                known = Results(run.section.name, run.kernel.name, **_soaked(verdict, context))
+            ended = _act_on(production, known, context)
+        return {"facts": {**ended, traffic.during(SOAK): traffic.kept(load)}, "measurements": known.measurements}
 
     return run.results_step(SOAK, f"{run.settings.soak:g} s with the whole fleet on the candidate, against the reference of Phase 3", measure)
 
@@ -129,40 +137,31 @@ def finish(run: PhaseRun, live: Live) -> Step:
 
     def end(context: StepContext) -> Facts:
         production, kept = live.production(context), run.gathered(context).facts
-        if kept.get("stopped") or kept.get("soak", {}).get("outcome") != Outcome.PASS.value:
+        if kept.get("halted"):
+            return {"halted": kept["halted"], "exit_code": int(Exit.OPERATIONAL)}
+        if kept.get("stopped"):
             back = kept.get("rollback")
             if not back or not back["verified"]:
-                reason = kept.get("stopped") or f"the soak ended as {kept.get('soak', {}).get('outcome', 'nothing')}"
-                back = roll_back(production, reason, detected=context.clock.now()).to_json()
+                back = roll_back(production, kept["stopped"], detected=kept["detected"]).to_json()
             code = Exit.ROLLED_BACK if back["verified"] else Exit.ROLLBACK_INCOMPLETE
             return {"rollback": back, "exit_code": int(code)}
         digest = context.facts[PUSH]["candidate"]
         before = {row["last_good"] for row in context.facts[FLEET]["workers"]} - {digest}
-        for host in production.workers:
+        lost = kept.get("lost", {})
+        moved = [host for host in production.workers if host.name not in lost]
+        for host in moved:
             production.keep(host, digest)
-        left = [s.host.name for s in production.observe() if s.current != digest or s.last_good != digest]
+        left = [s.host.name for s in production.observe() if s.host.name not in lost and (s.current != digest or s.last_good != digest)]
         if left:
             raise FleetError(f"{', '.join(left)} could not be recorded as good.", hint="Look at `phase status`, then `phase run --resume`.")
-        context.progress(f"{digest[:12]} is last-good on {len(production.workers)} workers")
+        context.progress(f"{digest[:12]} is last-good on {len(moved)} workers")
         return {"last_good": digest, "previous": before.pop() if len(before) == 1 else ""}
 
     return Step(FINISH, "the candidate is recorded as last-good on every host", end)
 
 
 def write_report(run: PhaseRun) -> Step:
-    def write(context: StepContext) -> Facts:
-        results = run.gathered(context)
-        facts = {**results.facts, "end": context.facts.get(FINISH, {}), "sequential": _all_looks(results)}
-        rollback = facts["end"].get("rollback")
-        if rollback and "timeline" not in facts:
-            facts["timeline"] = rollback["timeline"]
-        results = dataclasses.replace(results, facts=facts)
-        run.checkpoint_files.mkdir(parents=True, exist_ok=True)
-        write_json(run.checkpoint_files / RESULTS, results.to_json())
-        run.add_file("rollout.txt", table(results).encode())
-        return {}
-
-    return Step(REPORT, "results.json, each wave's looks, the timeline", write)
+    return shared_steps.report_step(run, "rollout.txt", FINISH, lambda results: {"sequential": _all_looks(results)})
 
 
 def stopped(run: PhaseRun, context: StepContext) -> bool:
@@ -192,26 +191,30 @@ def _move(production: Production, moving: tuple[Host, ...], digest: str, context
     lost: dict[str, str] = {}
     here = {s.host.name: s for s in production.observe()}
     todo = tuple(h for h in moving if not (here[h.name].current == digest and here[h.name].in_service))
-    floor = production.settings.min_available.of(len(production.workers))
-    for batch in batches(todo, len(production.routed()), floor):
+    for batch in batches_under_floor(production, todo):
         for host, fault in together(batch, lambda host: production.switch(host, digest)).items():
             lost[host] = str(fault)
         context.progress(f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service"))
     return lost
 
 
-def _after(production: Production, number: int, verdict: Verdict, context: StepContext, lost: dict[str, str]) -> dict[str, Any]:
-    evidence = {f"wave {number}": verdict.outcome.value, "lost": lost, f"looks of wave {number}": verdict.facts()}
+def _concluded(number: int, verdict: Verdict, context: StepContext) -> dict[str, Any]:
+    facts = {f"wave {number}": verdict.outcome.value, f"looks of wave {number}": verdict.facts()}
     if verdict.fault and verdict.fault.incumbent:
-        return {"facts": {**evidence, "stopped": f"the incumbent is what is sick: {verdict.reason}"}}
+        said = f"the incumbent is what is sick: {verdict.reason}"
+        return {**facts, "stopped": said, "halted": said, "detected": context.clock.now()}
     if verdict.outcome is not Outcome.PASS:
-        return _stop(production, f"wave {number}: {verdict.reason}", context.clock.now(), evidence)
-    return {"facts": evidence}
+        return {**facts, "stopped": f"wave {number}: {verdict.reason}", "detected": context.clock.now()}
+    return facts
 
 
-def _stop(production: Production, reason: str, detected: float, facts: dict[str, Any]) -> dict[str, Any]:
-    back = roll_back(production, reason, detected=detected)
-    return {"facts": {**facts, "stopped": reason, "rollback": back.to_json(), "timeline": list(back.events)}}
+def _soaked(verdict: Verdict, context: StepContext) -> dict[str, Any]:
+    facts: dict[str, Any] = {"soak": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
+    facts["reference"] = [level.to_json() for level in verdict.reference]
+    if verdict.outcome is not Outcome.PASS:
+        ended = "" if verdict.outcome is Outcome.FAIL else f"ended as {verdict.outcome.value}, "
+        facts |= {"stopped": f"soak: {ended}{verdict.reason}", "detected": context.clock.now()}
+    return {"facts": facts, "measurements": (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions))}
 
 
 def _of_wave(number: int, row: Measurement) -> Measurement:

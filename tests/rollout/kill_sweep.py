@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from phases.engine.closing import JUDGE, RECORD
 from phases.rollout import canary, waves
+from phases.rollout.shared_steps import FLEET, LEAVE, PUSH, REPORT
 
 Boundary = tuple[str, str, str]  # event, step, moment
 
 STEPS = {
-    "tp8-canary": (canary.FLEET, canary.PUSH, canary.CONTROL, canary.CANARY, canary.BAKE, canary.END, canary.REPORT, canary.LEAVE, JUDGE, RECORD),
-    "full-rollout": (canary.FLEET, waves.PUSH, waves.wave_name(1), waves.wave_name(2), waves.SOAK, waves.FINISH, waves.REPORT, canary.LEAVE, JUDGE, RECORD),
+    "tp8-canary": (FLEET, PUSH, canary.CONTROL, canary.CANARY, canary.BAKE, canary.END, REPORT, LEAVE, JUDGE, RECORD),
+    "full-rollout": (FLEET, PUSH, waves.wave_name(1), waves.wave_name(2), waves.SOAK, waves.FINISH, REPORT, LEAVE, JUDGE, RECORD),
 }
 
 
