@@ -45,7 +45,7 @@ class Live:
 
     def bundles(self, context: StepContext, environment: dict[str, Any]) -> dict[str, Bundle]:
         if not self._bundles:
-            self._bundles = fleet_releases(self.settings, self.run.kernel, environment, context.progress)
+            self._bundles = fleet_releases(self.settings, self.run.kernel, environment, context.progress, self.run.playbook.path.parent)
         return self._bundles
 
     def traffic(self, context: StepContext) -> Traffic:

@@ -29,22 +29,26 @@ class Launched:
 
 
 def fleet_releases(
-    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None]
+    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None], folder: Path = Path()
 ) -> dict[str, Bundle]:
     """Both sides' bundles. The launch arguments hold {port} and the hosts' own values, filled in on each host.
 
     Args:
         environment: python, model and draft_model as the workers' hosts have them.
+        folder: where the playbook lies: its paths count from there.
     Raises:
         BuildError: a release does not build.
     """
-    return {side: _release(settings, kernel, side, environment, progress) for side in SIDES}
+    return {side: _release(settings, kernel, side, environment, progress, folder) for side in SIDES}
 
 
-def _release(settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None]) -> Bundle:
+def _release(
+    settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None], folder: Path
+) -> Bundle:
     own: SideSettings = getattr(settings, side)
-    served = contract.load(own.kernel) if own.kernel else kernel
-    bundle, records = make_release(served, settings.architectures or _architectures(settings, served), build_cache(served), progress)
+    served = contract.load(folder / own.kernel) if own.kernel else kernel
+    archs, packages = settings.architectures or _architectures(settings, served), [folder / path for path in own.packages]
+    bundle, records = make_release(served, archs, build_cache(served), progress, packages)
     launched = Launched(settings, served)
     release = {"path": "{release}", "digest": ""}
     argv = [str(part) for part in server_argv(launched, side, environment, "{port}")]  # type: ignore[arg-type]

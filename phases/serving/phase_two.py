@@ -77,7 +77,7 @@ def make_releases(run: PhaseRun) -> Step:
         for side in _released(run):
             kernel = _kernel(run, side)
             try:
-                bundle, records = make_release(kernel, _architectures(run, kernel), build_cache(kernel), context.progress)
+                bundle, records = make_release(kernel, _architectures(run, kernel), build_cache(kernel), context.progress, _packages(run, side))
             except BuildError as fault:
                 if side == "incumbent":
                     raise
@@ -332,6 +332,11 @@ def _unfit(run: PhaseRun, host: ServingHost, release: dict[str, Any], found: dic
 def _kernel(run: PhaseRun, side: str) -> Kernel:
     path = getattr(run.settings, side).kernel
     return contract.load(run.playbook.path.parent / path) if path else run.kernel
+
+
+def _packages(run: PhaseRun, side: str) -> list[Path]:
+    """Directories of the further distributions in a side's release."""
+    return [run.playbook.path.parent / path for path in getattr(run.settings, side).packages]
 
 
 def _ports(run: PhaseRun, host: ServingHost) -> dict[str, int]:

@@ -19,21 +19,25 @@ SITE, OBJECTS = "site", "objects"
 IGNORED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", ".git", ".venv")
 
 
-def make_release(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Callable[[str], None]) -> tuple[Bundle, tuple[BuildRecord, ...]]:
+def make_release(
+    kernel: Kernel, archs: Sequence[str], cache: Path, progress: Callable[[str], None], packages: Sequence[Path] = ()
+) -> tuple[Bundle, tuple[BuildRecord, ...]]:
     """Build the objects for `archs` (from the cache where they are in it) and the wheel; both as one bundle.
 
+    Args:
+        packages: directories of further distributions whose wheels go into the same release.
     Raises:
-        BuildError: the wheel or an object cannot be built.
+        BuildError: a wheel or an object cannot be built.
     """
     records = kernel_build.build(kernel, archs, cache, progress)
     failed = [record for record in records if not record.ok]
     if failed:
         raise BuildError(f"{kernel.name} {failed[0].variant} for {failed[0].arch} does not build: {failed[0].reason}")
     with tempfile.TemporaryDirectory(prefix="phasegate-wheel-") as folder:
-        wheel = _wheel(kernel, Path(folder))
+        wheels = [_wheel(root, Path(folder) / str(number)) for number, root in enumerate([kernel.root, *packages])]
         launch = Launch(argv=(), env=object_variables(kernel, "{release}/" + OBJECTS), site=SITE)
         facts = {"kernel": kernel.name, "backend": kernel.backend, "objects": [_described(record) for record in records]}
-        unpacked = {file.path: file.source for file in bundle_release([wheel], (), launch).files}
+        unpacked = {file.path: file.source for file in bundle_release(wheels, (), launch).files}
         return make_bundle({**unpacked, **_object_files(records, cache)}, launch, facts), records
 
 
@@ -47,10 +51,12 @@ def variable(kernel: Kernel, name: str) -> str:
     return f"{kernel.package.upper().replace('.', '_')}_{name}"
 
 
-def _wheel(kernel: Kernel, folder: Path) -> Path:
-    """The kernel's wheel, built from a copy: building in place would take along what earlier builds left."""
+def _wheel(root: Path, folder: Path) -> Path:
+    """The wheel of a distribution, built from a copy: building in place would take along what earlier builds left."""
+    if not (root / "pyproject.toml").is_file():
+        raise BuildError(f"{root} is no Python distribution: it has no pyproject.toml.", hint="Give the directory that holds it.")
     source = folder / "source"
-    shutil.copytree(kernel.root, source, ignore=IGNORED)
+    shutil.copytree(root, source, ignore=IGNORED)
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
     done = subprocess.run(
         [*argv, "--no-build-isolation", "-w", str(folder), str(source)], capture_output=True, text=True, check=False
@@ -58,7 +64,7 @@ def _wheel(kernel: Kernel, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise BuildError(f"the wheel of {kernel.name} in {kernel.root} does not build:\n{tail}\n", hint="Mend its pyproject.toml.")
+        raise BuildError(f"the wheel of {root} does not build:\n{tail}\n", hint="Mend its pyproject.toml.")
     return wheels[0]
 
 

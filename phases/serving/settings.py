@@ -38,6 +38,7 @@ class SideSettings:
 
     backend: str = setting("", help="SGLang attention backend; the candidate's default is the backend of kernel.yaml")
     kernel: Path | None = setting(None, help="kernel.yaml (or its directory) whose release this server gets; none: the playbook's kernel")
+    packages: tuple[Path, ...] = setting((), help="directories of further Python distributions (a pyproject.toml each) whose wheels go into its release")
     release: bool = setting(True, help="false: the server gets no release, for a backend that SGLang itself has, such as triton")
     arguments: tuple[str, ...] = setting((), help="flags of this server alone")
     environment: dict[str, str] = setting(factory=dict, help="environment variables of this server alone")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 NAME = "verify_attn"
 TORCH_NAME = "verify_attn_torch"  # CPU only
+offered: set[str] = set()  # names whose draft models get our draft attention
 
 
 def activate() -> None:
@@ -27,10 +28,8 @@ def activate() -> None:
     from verify_attn.sglang import draft, publish
 
     on_cuda = torch.cuda.is_available()
-    names = [NAME] if on_cuda else [NAME, TORCH_NAME]
-    _accept_names(names)
-    for name in names:
-        _register_backend(name)
+    for name in [NAME] if on_cuda else [NAME, TORCH_NAME]:
+        offer(name)
     draft.hook_factory()
     publish.hook_server_info()
     if not on_cuda:
@@ -39,21 +38,23 @@ def activate() -> None:
         torch.cuda.synchronize = lambda device=None: None
 
 
-def _accept_names(names: list[str]) -> None:
-    """Let the command line take the names; the lists are read when the parser is built, which comes after this."""
+def offer(name: str, create=None) -> None:
+    """Let the command line take a backend's name and make it by `create(name, runner)`; default: this package's own.
+
+    Also for plugins that build upon these backends: draft models under their names get the same draft attention.
+    """
     from sglang.srt.arg_groups import choices
-
-    fresh = [name for name in names if name not in choices.ATTENTION_BACKEND_CHOICES]
-    if fresh:
-        choices.add_attention_backend_choices(fresh)
-        choices.add_draft_attention_backend_choices(fresh)
-
-
-def _register_backend(name: str) -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+    if name not in choices.ATTENTION_BACKEND_CHOICES:  # the lists are read when the parser is built, which comes after this
+        choices.add_attention_backend_choices([name])
+        choices.add_draft_attention_backend_choices([name])
+    offered.add(name)
+
     @register_attention_backend(name)
-    def create(runner):
+    def make(runner):
+        if create is not None:
+            return create(name, runner)
         from verify_attn.sglang.create import create_backend
 
         return create_backend(name, runner)

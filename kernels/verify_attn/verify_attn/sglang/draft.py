@@ -5,7 +5,7 @@ On CUDA it is SGLang's own Triton draft attention; on the CPU the plain torch on
 
 from __future__ import annotations
 
-from verify_attn.sglang import NAME, TORCH_NAME
+from verify_attn.sglang import offered
 
 FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory."
 REFUSAL = "verify_attn has no draft attention for {backend_type}"
@@ -58,7 +58,7 @@ def _ours(factory) -> str:
     from sglang.srt.runtime_context import attention_backends
 
     name = factory.draft_attn_backend or attention_backends()[1]
-    return name if name in (NAME, TORCH_NAME) else ""
+    return name if name in offered else ""
 
 
 def _on_cuda() -> bool:
