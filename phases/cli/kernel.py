@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.group(cls=LazyGroup, table={
     "survey": ("phases.cli.kernel:survey", "Which verify kernels a Python environment holds, and what each can do."),
     "tune": ("phases.cli.kernel_tune:tune", "Measure which variant serves which shape best on this device."),
+    "import": ("phases.cli.kernel_import:import_", "Make a flashinfer-bench Solution a variant of the kernel."),
 }, epilog=example("phase kernel survey", "phase kernel survey --python /opt/sglang/bin/python"))  # fmt: skip
 def kernel() -> None:
     """Look at kernels."""

@@ -19,14 +19,15 @@ COMMANDS: Table = {
     "gate": ("phases.cli.gate:gate", "Review, approve or reject a checkpoint."),
     "checkpoint": ("phases.cli.checkpoint:checkpoint", "List, show, compare, verify and export checkpoints."),
     "report": ("phases.cli.report:report", "Write a checkpoint as one HTML page."),
+    "export": ("phases.cli.export:export", "Write a kernel and its results for flashinfer-bench."),
     "rollback": ("phases.cli.rollback:rollback", "Take production back to the last good release."),
     "watch": ("phases.cli.watch:watch", "Watch production and roll back on a latency regression."),
     "fleet": ("phases.cli.fleet:fleet", "Look at the hosts of the fleet."),
     "analyze": ("phases.cli.analyze:analyze", "Analyse recorded latencies of canary and control."),
     "kernel": ("phases.cli.kernel:kernel", "Look at kernels: survey what a Python environment holds."),
     "playbook": ("phases.cli.playbook:playbook", "Check a playbook; print its JSON Schema."),
-    "unlock": ("phases.cli.unlock:unlock", "Remove a lock whose owner is gone."),
     "notify": ("phases.cli.notify:notify", "Send a test message to whom the playbook tells."),
+    "unlock": ("phases.cli.unlock:unlock", "Remove a lock whose owner is gone."),
 }
 
 EXIT_CODES = """\b

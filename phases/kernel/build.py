@@ -34,8 +34,6 @@ def build(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Progress 
     answer = answers[-1]
     if answer["type"] == "build-failed":
         raise BuildError(f"{kernel.name}: {answer['reason']}")
-    if answer["records"] is None:
-        return (BuildRecord(variant=kernel.name, arch="python", ok=True),)
     return tuple(_record(kernel, row) for row in answer["records"])
 
 

@@ -30,6 +30,7 @@ class Variant:
 
     role: str = setting(choices=ROLES, help="reference, baseline, incumbent or candidate")
     device: str = setting("any", choices=DEVICES, help="cpu, cuda, or any")
+    solution: str = setting("", pattern=r"([0-9a-f]{64})?", help="sha256 of an imported flashinfer-bench Solution; `phase kernel import` writes it")
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def to_json(kernel: Kernel) -> dict[str, Any]:
     return {
         "file": str(kernel.file), "name": kernel.name, "root": str(kernel.root), "entry": kernel.entry,
         "variants": {name: variant.role for name, variant in kernel.variants.items()}, "tolerances": kernel.tolerances,
+        "solutions": {name: variant.solution for name, variant in kernel.variants.items() if variant.solution},
     }  # fmt: skip
 
 

@@ -15,6 +15,9 @@ Functions of a contract module (DESIGN §9); a case is the dict {"name", "dtype"
                                               that the rows come out bit-identical; select(outputs) picks those rows
     perturbations(case, inputs, seed) -> list (what, inputs): changed inputs that must change the result, such as one
                                               flipped mask bit
+    definition(case) -> dict                  the case in flashinfer-bench's words (docs/kernel.md): "definition", "axes",
+                                              "inputs", and "main" where run() needs more than those inputs; empty for
+                                              a case that has none
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from phases.errors import KernelContractError
+from phases.kernel import solutions
 
 REQUIRED = {
     "inputs": ("case", "seed", "device"),
@@ -42,6 +47,7 @@ OPTIONAL = {
     "refuse": ("variant", "case", "device"),
     "companions": ("case", "inputs"),
     "perturbations": ("case", "inputs", "seed"),
+    "definition": ("case",),
 }
 ACCESS = ("gather", "read")
 
@@ -56,11 +62,13 @@ class Entry:
         self.kernel = kernel
         self.module = _import(kernel)
         self._check()
+        folder = Path(kernel["root"]) / solutions.FOLDER
+        self.imported = {name: solutions.load(name, folder / name, digest) for name, digest in kernel.get("solutions", {}).items()}
 
     def inputs(self, case: Json, seed: int, device: str) -> Tensors:
         made = self._call("inputs", case, seed, device)
         if not isinstance(made, dict) or not made:
-            raise self._broken(f"inputs() must return a dict of inputs, not {type(made).__name__}", case)
+            raise self.broken(f"inputs() must return a dict of inputs, not {type(made).__name__}", case)
         return made
 
     def outputs(self, case: Json, device: str) -> Tensors:
@@ -72,21 +80,26 @@ class Entry:
         made = self._tensors("reference", self._call("reference", case, inputs), case)
         for name, tensor in made.items():
             if tensor.dtype != torch.float64:
-                raise self._broken(f"reference()[{name!r}] must be float64, not {tensor.dtype}", case)
+                raise self.broken(f"reference()[{name!r}] must be float64, not {tensor.dtype}", case)
         return made
 
     def run(self, variant: str, case: Json, inputs: Tensors, outputs: Tensors) -> None:
         """The kernel itself: exceptions pass through, they are the variant's own."""
+        if variant in self.imported:
+            self.imported[variant].run(inputs, outputs)
+            return
         if (returned := self.module.run(variant, case, inputs, outputs)) is not None:
             raise RuntimeError(f"run() returned {type(returned).__name__} instead of None: outputs must be written when it returns")
 
     def cost(self, case: Json) -> Json:
         made = self._call("cost", case)
         if not isinstance(made, dict) or not {"bytes", "flops"} <= set(made) or made.get("access", "read") not in ACCESS:
-            raise self._broken(f"cost() must return bytes, flops and access (one of {', '.join(ACCESS)}), not {made!r}", case)
+            raise self.broken(f"cost() must return bytes, flops and access (one of {', '.join(ACCESS)}), not {made!r}", case)
         return {"access": "read", **made}
 
     def refuse(self, variant: str, case: Json, device: str) -> str:
+        if variant in self.imported:
+            return self.imported[variant].refuse(lambda: self.definition(case).get("definition", {}).get("name", ""))
         return str(self._call("refuse", variant, case, device) or "") if self.has("refuse") else ""
 
     def companions(self, case: Json, inputs: Tensors) -> list[tuple[Json, Tensors, Callable[[Tensors], Tensors]]]:
@@ -95,23 +108,34 @@ class Entry:
     def perturbations(self, case: Json, inputs: Tensors, seed: int) -> list[tuple[str, Tensors]]:
         return list(self._call("perturbations", case, inputs, seed) or ()) if self.has("perturbations") else []
 
+    def definition(self, case: Json) -> Json:
+        """The case in flashinfer-bench's words, {"definition", "axes", "inputs"}; empty when the kernel has none for it."""
+        made = self._call("definition", case) if self.has("definition") else {}
+        if not isinstance(made, dict) or (made and not {"definition", "axes", "inputs"} <= set(made)):
+            raise self.broken(f"definition() must return definition, axes and inputs, or nothing, not {str(made)[:200]}", case)
+        return made
+
     def cases(self, kind: str, device: str) -> list[Json]:
         """The module's own parity or benchmark cases; empty without such a function."""
         name = f"{kind}_cases"
         made = list(self._call(name, device) or ()) if self.has(name) else []
         for case in made:
             if not isinstance(case, dict) or not {"name", "dtype"} <= set(case) <= {"name", "dtype", "params"}:
-                raise self._broken(f"{name}() must return dicts of name, dtype and params, not {case!r}")
+                raise self.broken(f"{name}() must return dicts of name, dtype and params, not {case!r}")
         return [{"params": {}, **case} for case in made]
 
     def build(self, archs: list[str], cache: Any, progress: Callable[[str], None]) -> list[Json]:
-        """Build records; exceptions pass through, they are the build's own."""
-        return list(self.module.build(archs, cache, progress) or ())
+        """Build records; exceptions pass through, they are the build's own. A kernel of plain Python has one, of arch `python`."""
+        if self.has("build"):
+            own = list(self.module.build(archs, cache, progress) or ())
+        else:
+            own = [{"variant": self.kernel["name"], "arch": "python", "ok": True}]
+        return own + [solution.build() for solution in self.imported.values()]
 
     def tolerance(self, case: Json) -> float:
         known = self.kernel["tolerances"]
         if case["dtype"] not in known:
-            raise self._broken(f"kernel.yaml has no parity tolerance for dtype {case['dtype']} (it has {', '.join(known)})", case)
+            raise self.broken(f"kernel.yaml has no parity tolerance for dtype {case['dtype']} (it has {', '.join(known)})", case)
         return float(known[case["dtype"]])
 
     def has(self, name: str) -> bool:
@@ -133,16 +157,16 @@ class Entry:
             raise
         except (Exception, SystemExit) as fault:
             case = next((a for a in arguments if isinstance(a, dict) and "dtype" in a), None)
-            raise self._broken(f"{name}() raised {blame(fault)}", case) from fault
+            raise self.broken(f"{name}() raised {blame(fault)}", case) from fault
 
     def _tensors(self, name: str, made: Any, case: Json) -> Tensors:
         import torch
 
         if not isinstance(made, dict) or not made or not all(isinstance(value, torch.Tensor) for value in made.values()):
-            raise self._broken(f"{name}() must return a dict of tensors", case)
+            raise self.broken(f"{name}() must return a dict of tensors", case)
         return made
 
-    def _broken(self, text: str, case: Json | None = None) -> KernelContractError:
+    def broken(self, text: str, case: Json | None = None) -> KernelContractError:
         at = f" on case {case['name']}/{case['dtype']}" if case else ""
         return KernelContractError(f"{self.kernel['entry']} ({self._file()}){at}: {text}.")
 

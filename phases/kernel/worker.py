@@ -49,13 +49,16 @@ def _build(job: dict[str, Any], channel: Channel) -> None:
     from phases.kernel.entry import Entry, blame
 
     entry = Entry(job["kernel"])
-    if not entry.has("build"):
-        channel.send("built", records=None)
-        return
     try:
         channel.send("built", records=entry.build(job["archs"], Path(job["cache"]), channel.progress))
     except (Exception, SystemExit) as fault:
         channel.send("build-failed", reason=blame(fault))
+
+
+def _definitions(job: dict[str, Any], channel: Channel) -> None:
+    from phases.kernel.definitions import describe
+
+    describe(job, channel)
 
 
 def _parity(job: dict[str, Any], channel: Channel) -> None:
@@ -81,7 +84,7 @@ def _ceilings(job: dict[str, Any], channel: Channel) -> None:
     measure(job, channel)
 
 
-_OPERATIONS = {"describe": _describe, "build": _build, "parity": _parity, "benchmark": _benchmark, "ceilings": _ceilings}
+_OPERATIONS = {"describe": _describe, "build": _build, "definitions": _definitions, "parity": _parity, "benchmark": _benchmark, "ceilings": _ceilings}
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from verify_attn import attention, build as builder, cases, inputs as made_inputs, reference as exact
+from verify_attn import attention, build as builder, cases, exchange, inputs as made_inputs, reference as exact
 from verify_attn.cases import Json
 from verify_attn.errors import KernelBuildError
 from verify_attn.sources import LIBRARIES, Library
@@ -116,6 +116,11 @@ def _refuse_cuda(variant: str, case: Json, device: str) -> str:
 
 def cost(case: Json) -> Json:
     return cases.cost(case)
+
+
+def definition(case: Json) -> Json:
+    """The case in flashinfer-bench's words, or nothing."""
+    return exchange.definition(case)
 
 
 def perturbations(case: Json, inputs: Json, seed: int) -> list[tuple[str, Json]]:

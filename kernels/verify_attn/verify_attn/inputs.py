@@ -26,10 +26,10 @@ def inputs(case: Json, seed: int, device: str) -> Json:
     index = torch.int64 if p["index"] == 64 else torch.int32
     made: Json = {"page_size": p["page"], "scale": SCALE, "latent_dim": p["latent"], "chunk": p["chunk"],
                   "max_q": max(p["q"], default=0), "max_prefix": max(p["prefix"], default=0)}
-    pages, slots, pool_rows = _places(p, host)
-    made |= _indices(p, pages, index)
+    pages, slots, pool_rows = places(p, host)
+    made |= indices(p, pages, index)
     made |= _rows(p, case["dtype"], slots, pages, pool_rows, index, seed, device)
-    made |= _mask(p, host, index)
+    made |= tree_mask(p, host, index)
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in made.items()}
 
 
@@ -109,7 +109,7 @@ def _tree(kind: str, q: int, random: torch.Generator) -> Tensor:
     return mask
 
 
-def _places(p: Json, random: torch.Generator) -> tuple[list[Tensor], Tensor, int]:
+def places(p: Json, random: torch.Generator) -> tuple[list[Tensor], Tensor, int]:
     """Pages of each stream's prefix, slots of the draft rows, and rows in the pool; all shuffled, some pages unused."""
     size = p["page"]
     counts = [-(-n // size) for n in p["prefix"]]
@@ -122,7 +122,7 @@ def _places(p: Json, random: torch.Generator) -> tuple[list[Tensor], Tensor, int
     return pages, slots, total * size
 
 
-def _indices(p: Json, pages: list[Tensor], index: torch.dtype) -> Json:
+def indices(p: Json, pages: list[Tensor], index: torch.dtype) -> Json:
     nonsense = torch.full((2,), NONSENSE)
     return {"qo_indptr": _indptr(p["q"], index), "kv_indptr": _indptr([len(x) for x in pages], index),
             "kv_indices": torch.cat([*pages, nonsense]).to(index), "prefix_lens": torch.tensor(p["prefix"], dtype=torch.int32)}
@@ -162,7 +162,7 @@ def _rows(p: Json, dtype: str, slots: Tensor, pages: list[Tensor], pool_rows: in
     return {**made, "kv_pool": pool.to(kind)}
 
 
-def _mask(p: Json, random: torch.Generator, index: torch.dtype) -> Json:
+def tree_mask(p: Json, random: torch.Generator, index: torch.dtype) -> Json:
     made = trees(p, random)
     if p["mask"] == "none":
         return {}

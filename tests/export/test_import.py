@@ -1,0 +1,132 @@
+"""A Solution of others becomes a variant: proved and timed like any other, and only as it was imported."""
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from phases.errors import KernelContractError
+from phases.export import bring_in
+from phases.export.schema import ExchangeError, Solution
+from phases.kernel import build, contract, parity, solutions
+from tests.export.kernels import case, in_place, repository, solution
+
+CASES = ["7x33"]
+VARIETIES = {
+    "returning": solution(),
+    "in_place": in_place("import torch\n\n\ndef run(x, y):\n    torch.mul(x, torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6), out=y)\n"),
+    "wrong": in_place("def run(x, y):\n    y.copy_(x)\n"),
+    "raising": in_place("def run(x, y):\n    raise RuntimeError('no luck')\n"),
+    "leaving": in_place("def run(x, y):\n    import os\n    os._exit(3)\n"),
+    "nameless": in_place("def go(x, y):\n    pass\n"),
+    "missing": in_place("import nothing_of_the_kind\n\n\ndef run(x, y):\n    pass\n"),
+}
+WRONG = {"wrong": "out of tolerance|error|off by", "raising": "no luck", "leaving": "exit code 3", "nameless": "no function run", "missing": "nothing_of_the_kind"}
+
+
+@pytest.fixture(scope="module")
+def definition(tmp_path_factory):
+    return bring_in.definition_for(repository(tmp_path_factory.mktemp("one") / "norm"), "norm_float32", None, "", [case()])
+
+
+@pytest.fixture(scope="module")
+def varieties(tmp_path_factory, definition):
+    """A kernel with all of VARIETIES imported; its parity and build records by variant."""
+    kernel = repository(tmp_path_factory.mktemp("all") / "norm")
+    for name, data in VARIETIES.items():
+        _, kernel = bring(kernel, data, definition, name)
+    records = {r.variant: r for r in parity.prove(kernel, "cpu", list(VARIETIES), CASES)}
+    return records, {r.variant: r for r in build.build(kernel, [], tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    return repository(tmp_path / "norm")
+
+
+def bring(kernel, data, definition, variant="theirs"):
+    made = bring_in.import_solution(kernel, Solution.from_json(data, "given"), definition[0], covers_all=definition[1], variant=variant, role="candidate", device="any")
+    return made, contract.load(kernel.file)
+
+
+def test_it_is_proved_like_any_other_and_its_digest_is_on_record(varieties):
+    records, built = varieties
+    for name in ("returning", "in_place"):
+        assert records[name].ok, records[name].reason
+        assert built[name].ok and built[name].sha256 == Solution.from_json(VARIETIES[name], "given").sha256
+    assert built["norm"].arch == "python"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_one_is_a_wrong_variant_and_no_more(varieties, name):
+    records, built = varieties
+    assert not records[name].ok and re.search(WRONG[name], records[name].reason), records[name].reason
+    assert built[name].ok is (name not in ("nameless", "missing"))
+    if not built[name].ok:
+        assert re.search(WRONG[name], built[name].reason)
+
+
+def test_it_is_a_candidate_among_the_others(kernel, definition):
+    made, extended = bring(kernel, solution(), definition)
+    assert extended.variants["theirs"].solution == made.solution.sha256 and list(extended.variants) == ["rows", "vectorised", "theirs"]
+
+
+def test_the_rest_of_kernel_yaml_stays_byte_for_byte(kernel, definition):
+    before = kernel.file.read_text().splitlines()
+    bring(kernel, solution(), definition)
+    after = kernel.file.read_text().splitlines()
+    assert [line for line in after if line not in before] == [line for line in after if "solution:" in line]
+    assert [line for line in after if "solution:" not in line] == before
+
+
+def test_nothing_runs_that_is_not_what_was_imported(kernel, definition):
+    made, extended = bring(kernel, solution(), definition)
+    file = made.directory / solutions.SOURCES / "pkg" / "parts.py"
+    file.write_text(file.read_text() + "print('changed')\n")
+    with pytest.raises(KernelContractError, match="parts.py was changed after the import"):
+        parity.prove(extended, "cpu", ["theirs"], CASES)
+    record = json.loads((made.directory / solutions.RECORD).read_text())
+    for item in record["solution"]["sources"]:  # whoever mends the record as well still meets the digest in kernel.yaml
+        item["sha256"] = hashlib.sha256((made.directory / solutions.SOURCES / item["path"]).read_bytes()).hexdigest()
+    (made.directory / solutions.RECORD).write_text(json.dumps(record))
+    with pytest.raises(KernelContractError, match="kernel.yaml names"):
+        parity.prove(extended, "cpu", ["theirs"], CASES)
+
+
+def test_a_second_import_changes_nothing_and_another_under_the_name_is_refused(kernel, definition):
+    bring(kernel, solution(), definition)
+    text = kernel.file.read_text()
+    made, extended = bring(contract.load(kernel.file), solution(name="renamed"), definition)
+    assert made.again and kernel.file.read_text() == text
+    with pytest.raises(ExchangeError, match="already, and it is another"):
+        bring(extended, in_place("def run(x, y): pass"), definition)
+    with pytest.raises(ExchangeError, match="already, and it is another"):
+        bring(extended, solution(), definition, variant="rows")
+
+
+def test_a_solution_of_something_else_is_refused(kernel, definition):
+    with pytest.raises(ExchangeError, match="'gemm_n4096', which is no Definition of norm; it has norm_float32"):
+        bring_in.definition_for(kernel, "gemm_n4096", None, "", [case()])
+    with pytest.raises(ExchangeError, match="written in tilelang"):
+        bring(kernel, solution(spec={"language": "tilelang"}), definition)
+
+
+def test_a_definition_from_a_file_gives_the_order_of_arguments(kernel, definition):
+    given = {"name": "their_norm", "op_type": "norm", "axes": {"r": {"type": "var"}, "c": {"type": "var"}}, "reference": "def run(x):\n    return x\n",
+             "inputs": {"x": {"shape": ["r", "c"], "dtype": "float32"}}, "outputs": {"y": {"shape": ["r", "c"], "dtype": "float32"}}}  # fmt: skip
+    made = Solution.from_json(solution(definition="their_norm"), "given")
+    own, covers_all = bring_in.definition_for(kernel, "their_norm", given, "d.json", [case()])
+    bring_in.import_solution(kernel, made, own, covers_all=covers_all, variant="theirs", role="candidate", device="any")
+    assert covers_all and parity.prove(contract.load(kernel.file), "cpu", ["theirs"], CASES)[0].ok
+
+
+def test_a_failed_import_leaves_nothing_behind(kernel, definition):
+    text = kernel.file.read_text()
+    start, end = text.index("variants:"), text.index("architectures:")
+    kernel.file.write_text(text[:start] + "variants: {rows: {role: baseline}, vectorised: {role: candidate}}\n" + text[end:])
+    inline = contract.load(kernel.file)
+    before = kernel.file.read_text()
+    with pytest.raises(ExchangeError, match="not written as a block"):
+        bring(inline, solution(), definition)
+    assert kernel.file.read_text() == before and not (kernel.root / solutions.FOLDER / "theirs").exists()
