@@ -1,5 +1,5 @@
 # make setup   make .venv with the toolkit and the kernel (again: no cost)
-# make run     take verify_attn through the phases of playbooks/local.yaml on this machine, up to the next review
+# make run     take verify_attn through all four phases of playbooks/local.yaml on this machine, without asking (its playbook allows that)
 # make test    run the tests
 PYTHON ?= python3
 VENV   := .venv
@@ -22,7 +22,7 @@ setup:
 	  echo "$$want" > $(STAMP); \
 	fi
 
-# A gate that waits for review (exit 3) is where a run is meant to stop: the review is shown, and make succeeds.
+# What a gate concluded is shown where a run ends; one that waits for review (exit 3) is where it is meant to stop, and make succeeds.
 # On a machine where git knows nobody yet, this run (and nothing else) goes under the name of the login.
 run: setup
 	@if ! git var GIT_COMMITTER_IDENT >/dev/null 2>&1; then \
@@ -30,9 +30,9 @@ run: setup
 	  echo "git does not know who you are; this run is recorded as $$who <$$who@localhost> (git config user.name, user.email)"; \
 	  export GIT_AUTHOR_NAME="$$who" GIT_AUTHOR_EMAIL="$$who@localhost" GIT_COMMITTER_NAME="$$who" GIT_COMMITTER_EMAIL="$$who@localhost"; \
 	fi; \
-	$(BIN)/phase run -p $(PLAYBOOK); code=$$?; \
-	case $$code in 3|4|5) echo; $(BIN)/phase gate review -p $(PLAYBOOK);; esac; \
-	[ $$code -eq 3 ] || exit $$code
+	$(BIN)/phase run --yes -p $(PLAYBOOK); code=$$?; \
+	case $$code in 0|3|4|5|7) echo; $(BIN)/phase gate review -p $(PLAYBOOK);; esac; \
+	case $$code in 0) echo; $(BIN)/phase status -p $(PLAYBOOK);; 3) ;; *) exit $$code;; esac
 
 test: setup
 	$(BIN)/python -m pytest
