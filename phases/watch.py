@@ -16,12 +16,13 @@ from phases.engine.steps import Clock, StepContext
 from phases.errors import Exit
 from phases.playbook.schema import Playbook
 from phases.rollback import Ended, before_rollout, record
-from phases.rollout.bake import Verdict
+from phases.rollout.bake import Fault, Verdict
 from phases.rollout.live import open_production, section
 from phases.rollout.production import Production
 from phases.rollout.rollback import roll_back
 from phases.rollout.settings import WatchSettings
 from phases.rollout.soak import Soak
+from phases.rollout.traffic import own_load
 from phases.rollout.waves import recorded_reference
 
 PHASE = "watch"
@@ -36,7 +37,7 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
     """
     run = adhoc_run(playbook, PHASE, clock)
     settings: WatchSettings = section(run, "watch")
-    with open_production(run, "watch", clock, progress) as production:
+    with open_production(run, "watch", clock, progress) as production, own_load(run, production):
         while True:
             verdict = _look(run, production, settings, clock, progress)
             if verdict.outcome is Outcome.FAIL:
@@ -50,8 +51,28 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
 
 
 def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]) -> Verdict:
+    fault = _standing(production)
+    if fault:
+        return Verdict(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, (), {}, 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
     return Soak(production, settings.judge, recorded_reference(run), "", context).run(settings.interval)
+
+
+def _standing(production: Production) -> Fault | None:
+    """A worker that is not what it should be. While a canary or a rollout is under way, watching is its own business."""
+    for state in production.observe():
+        name = state.host.name
+        if state.lease and state.lease.active:
+            return Fault(name, "is under a lease: a canary or a rollout is under way, and judges itself", incumbent=True)
+        if state.error or not state.serving:
+            return Fault(name, state.error or "does not answer", incumbent=False)
+        if not state.in_service:
+            return Fault(name, "gets no traffic: the router does not have it", incumbent=False)
+        if state.current != state.last_good:
+            return Fault(name, f"runs {state.current[:12]}, which is not its last good release {state.last_good[:12]}", incumbent=False)
+        if reason := production.mixed(state.host, state.current):
+            return Fault(name, reason, incumbent=False)
+    return None
 
 
 def _regression(run: PhaseRun, production: Production, settings: WatchSettings, verdict: Verdict, clock: Clock,

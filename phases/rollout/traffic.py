@@ -107,6 +107,16 @@ class Traffic:
         return sum(scrape.samples[name].values()) if name else 0.0
 
 
+@contextlib.contextmanager
+def own_load(run: PhaseRun, production: Production) -> Iterator[Traffic]:
+    """The own load while the block runs."""
+    traffic = Traffic(run, production)
+    try:
+        yield traffic
+    finally:
+        traffic.stop()
+
+
 def prompts_of(run: PhaseRun, settings: LoadSettings) -> list[Prompt]:
     """What own requests ask for."""
     path = None if settings.prompts is None else run.playbook.path.parent / settings.prompts
