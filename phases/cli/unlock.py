@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @playbook_option
 @json_option
 def unlock(hosts: tuple[str, ...], all_hosts: bool, yes: bool, playbook_path: Path | None, as_json: bool) -> None:
-    """Show whose lock it is, ask, and remove it.
+    """Show whose lock it is and whether that process is alive (known on its own machine only), ask, and remove it.
 
     Without HOST: the lock of this playbook in this repository. With HOST (a name from the fleet section): the locks of
     those hosts. Exactly the lock that was shown is removed; if it changes hands meanwhile, nothing is. Exits with 6 when
@@ -44,17 +44,17 @@ def _unlock_run(playbook: Playbook, yes: bool, as_json: bool) -> dict[str, Any]:
     """The local lock of the playbook."""
     from phases.engine import run_directory, source
     from phases.engine.clock import SystemClock
-    from phases.engine.lock import Lock
+    from phases.engine.lock import Lock, life
 
     clock = SystemClock()
     lock = Lock(run_directory.state_directory(source.repository_of(playbook.path.parent)), playbook.name, clock)
     owner = lock.owner()
-    row: dict[str, Any] = {"host": "local", "lock": playbook.name, "state": "free", "owner": ""}
+    row: dict[str, Any] = {"host": "local", "lock": playbook.name, "state": "free", "owner": "", "owner_alive": None}
     if owner is None:
         _say(f"{playbook.name} is not locked here.", as_json)
         return row
-    row["owner"] = owner.describe(clock.now())
-    _say(f"{playbook.name} is locked here: {row['owner']}.", as_json)
+    row.update(owner=owner.describe(clock.now()), owner_alive=life(owner).alive)
+    _say(f"{playbook.name} is locked here: {row['owner']}; {life(owner).value}.", as_json)
     if not _agreed("Remove this lock?", yes):
         return {**row, "state": "kept"}
     broken = lock.break_lock(owner.token)
@@ -76,7 +76,7 @@ def _unlock_hosts(playbook: Playbook, names: tuple[str, ...], all_hosts: bool, y
         for name, result in fleet.each(show_lock, hosts=chosen, deadline=60.0).items():
             if not result.ok:
                 note(f"{name}: {result.reason}")
-                rows.append({"host": name, "lock": name, "state": "failed", "owner": "", "reason": result.reason})
+                rows.append({"host": name, "lock": name, "state": "failed", "owner": "", "owner_alive": None, "reason": result.reason})
             else:
                 rows.append(_unlock_host(fleet, name, result.value, yes, as_json))
     return rows
@@ -88,13 +88,13 @@ def _unlock_host(fleet: Fleet, name: str, seen: Any, yes: bool, as_json: bool) -
     from phases.fleet.lease import read_lease
     from phases.fleet.locks import break_lock
 
-    row: dict[str, Any] = {"host": name, "lock": name, "state": "free", "owner": ""}
+    row: dict[str, Any] = {"host": name, "lock": name, "state": "free", "owner": "", "owner_alive": None}
     if seen is None:
         _say(f"{name} is not locked.", as_json)
         return row
-    row["owner"] = f"{seen.owner}, for {seen.purpose or 'an unnamed purpose'}, taken {age(seen.age)} ago"
+    row.update(owner=f"{seen.owner}, for {seen.purpose or 'an unnamed purpose'}, taken {age(seen.age)} ago", owner_alive=seen.life.alive)
     orphan = "; nobody stands behind it any more, the next run would take it over by itself" if seen.orphan else ""
-    _say(f"{name} is locked: {row['owner']}{orphan}.", as_json)
+    _say(f"{name} is locked: {row['owner']}; {seen.life.value}{orphan}.", as_json)
     session = fleet.session(fleet[name])
     lease = read_lease(session)
     if lease and lease.active:

@@ -24,6 +24,7 @@ from phases.engine.clock import age, iso
 from phases.engine.files import explain
 from phases.engine.steps import Clock
 from phases.errors import LockedError, PhaseError
+from phases.processes import Life, life_of, start_of
 
 
 @dataclass(frozen=True)
@@ -131,24 +132,23 @@ class Lock:
         self.token = owner.token
 
 
+def life(owner: Owner) -> Life:
+    """Whether the owner still runs, where that can be known: on the machine it runs on."""
+    if owner.host != socket.gethostname() or not owner.pid:
+        return Life.UNKNOWN
+    if owner.boot and owner.boot != _boot():
+        return Life.GONE
+    return life_of(owner.pid, owner.process_start)
+
+
 def is_dead(owner: Owner) -> bool:
     """Whether the owner is certainly gone; False whenever that cannot be known from here."""
-    if owner.host != socket.gethostname() or not owner.pid:
-        return False
-    if owner.boot and owner.boot != _boot():
-        return True
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return bool(owner.process_start) and _process_start(owner.pid) != owner.process_start
+    return life(owner) is Life.GONE
 
 
 def _me(purpose: str, clock: Clock) -> Owner:
     pid = os.getpid()
-    return Owner(secrets.token_hex(16), pid, _process_start(pid), _boot(), socket.gethostname(), _user(), purpose, clock.now())
+    return Owner(secrets.token_hex(16), pid, start_of(pid), _boot(), socket.gethostname(), _user(), purpose, clock.now())
 
 
 def _user() -> str:
@@ -163,12 +163,4 @@ def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return ""
-
-
-def _process_start(pid: int) -> str:
-    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); empty where unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
         return ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 
 from phases.fleet.errors import HostLockedError
 from phases.fleet.session import HostSession, Operation, op
+from phases.processes import Life, life_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,14 @@ class LockInfo:
     age: float  # seconds
     orphan: bool  # nobody stands behind it any more; the next run takes it over by itself
     token: str
+
+    @property
+    def life(self) -> Life:
+        """Whether the run that took it still runs; known only on the machine it was started on."""
+        named = re.fullmatch(r".*@(.+) pid (\d{1,9})", self.owner)
+        if named is None or named[1] != socket.gethostname():
+            return Life.UNKNOWN
+        return life_of(int(named[2]), since=time.time() - self.age)
 
 
 def owner_name() -> str:

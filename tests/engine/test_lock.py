@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from phases.engine.clock import SystemClock
-from phases.engine.lock import Lock, is_dead
+from phases.engine.lock import Lock, is_dead, life
 from phases.errors import Exit, LockedError
+from phases.processes import Life
 
 
 @pytest.fixture
@@ -127,3 +129,16 @@ def test_names_stay_inside_the_directory(tmp_path):
     lock = Lock(tmp_path, "../../etc/x", SystemClock())
     lock.acquire("one")
     assert lock.path.parent == tmp_path / "locks"
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_gone(lock):
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    try:
+        lock.acquire("one")
+        _edit(lock, pid=child.pid, process_start="")
+        deadline = time.monotonic() + 60
+        while life(lock.owner()) is not Life.GONE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert life(lock.owner()) is Life.GONE
+    finally:
+        child.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from phases.engine.clock import SystemClock
+from phases.engine.lock import Lock
 from phases.fleet.host import Host
 from phases.fleet.locks import HostLock, show_lock
 from phases.fleet.session import HostSession
@@ -90,6 +93,28 @@ def test_a_host_that_cannot_be_reached_does_not_hide_the_others(repository: Repo
     assert "Removed." in done.stdout and show_lock(held.session) is None
 
 
+def test_it_says_whether_the_owner_is_alive_where_that_can_be_known(repository: Repository, held: HostLock) -> None:
+    sleeper = subprocess.Popen(["sleep", "300"])
+    here = socket.gethostname()
+    try:
+        known = {f"ada@{here} pid {sleeper.pid}": True, f"ada@elsewhere pid {sleeper.pid}": None}
+        for owner, alive in known.items():
+            assert _owner_alive(repository, held, owner) is alive
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert _owner_alive(repository, held, f"ada@{here} pid {sleeper.pid}") is False
+    assert _owner_alive(repository, held, f"ada@{here} pid 1", age=30 * 365 * 86400.0) is False  # began after the lock was taken
+    assert "its process is gone" in phase(repository, "unlock", "w0").stdout
+
+
+def _owner_alive(repository: Repository, held: HostLock, owner: str, age: float = 0.0) -> bool | None:
+    path = Path(held.session.host.root, "lock.json")
+    lock = json.loads(path.read_text())
+    path.write_text(json.dumps({**lock, "owner": owner, "since_uptime": lock["since_uptime"] - age}))
+    return json.loads(phase(repository, "unlock", "w0", "--json").stdout)["locks"][0]["owner_alive"]
+
+
 def test_a_wrong_name_and_a_playbook_without_a_fleet(repository: Repository) -> None:
     done = phase(repository, "unlock", "w9")
     assert done.returncode == 2 and "no host w9" in done.stderr and "w0" in done.stderr
@@ -100,6 +125,15 @@ def test_a_wrong_name_and_a_playbook_without_a_fleet(repository: Repository) -> 
 def test_the_local_lock(repository: Repository) -> None:
     done = phase(repository, "unlock")
     assert done.returncode == 0 and "light is not locked here" in done.stdout
+    lock = Lock(repository.path / ".phase", "light", SystemClock())
+    with lock.held("phase run build-parity"):
+        done = phase(repository, "unlock")
+        assert done.returncode == 6 and f"process {os.getpid()} on" in done.stdout and "its process is alive" in done.stdout
+        owner = json.loads(lock.path.read_text())
+        for change, alive in (({"process_start": "1"}, False), ({"host": "elsewhere"}, None)):
+            lock.path.write_text(json.dumps({**owner, **change}))
+            assert json.loads(phase(repository, "unlock", "--json").stdout)["locks"][0]["owner_alive"] is alive
+        lock.path.write_text(json.dumps(owner))
 
 
 def test_the_doctor_sees_the_fleet(repository: Repository, held: HostLock) -> None:
