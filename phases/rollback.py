@@ -26,7 +26,9 @@ from phases.results import Results
 from phases.rollout.live import open_production
 from phases.rollout.production import Production
 from phases.rollout.report import table
-from phases.rollout.rollback import Rollback, roll_back
+from phases.rollout import hot
+from phases.rollout.hot import HotSwitch
+from phases.rollout.rollback import Rollback, roll_back, safe_only
 from phases.verdict import Verdict
 
 PHASE = "rollback"
@@ -41,10 +43,11 @@ class Ended:
     code: Exit
 
 
-def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None]) -> Ended:
-    """Roll production back and record it.
+def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None], restore: bool = True) -> Ended:
+    """Roll production back and record it: traffic safe by the hot fallback where that works, then restored by restarts.
 
     Args:
+        restore: false: stop at safe.
         to: a checkpoint whose release to go to; empty: what each host records as last-good, or, when all of them run that
             already, the release before the latest full rollout.
     Raises:
@@ -54,9 +57,29 @@ def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, pro
     run = adhoc_run(playbook, PHASE, clock)
     with open_production(run, f"rollback: {reason}", clock, progress) as production:
         production.preempt = True
-        target = release_of(playbook, to) if to else before_rollout(playbook, production)
-        ended = roll_back(production, reason, detected=detected, target=target)
-    return Ended(ended, record(run, ended, detected, clock, progress), _code(ended))
+        target = release_of(playbook, to) if to else ""
+        if restore:
+            first = hot.fall_back(production, target=target) if production.settings.fallback.hot else None  # before anything slower
+            target = target or before_rollout(playbook, production)
+            done = first if first and first.affected else None
+            ended = roll_back(production, reason, detected=detected, target=target, by_hand=True, hot_done=done)
+        else:
+            ended = safe_only(production, reason, detected=detected, target=target)
+    return Ended(ended, record(run, ended, detected, clock, progress), _code(ended, only_safe=not restore))
+
+
+def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]) -> HotSwitch:
+    """Servers that fell back hot to the candidate's kernel again: a fallback that turned out not to be needed.
+
+    Raises:
+        UsageError: none has fallen back. HostLockedError: a run holds a host.
+    """
+    run = adhoc_run(playbook, PHASE, clock)
+    with open_production(run, f"undo of a hot fallback: {reason}", clock, progress) as production:
+        fallen = hot.fallen_back(production)
+        if not fallen:
+            raise UsageError("no server has fallen back hot.", hint="`phase rollback --hot` would do that.")
+        return hot.go_forward(production, fallen)
 
 
 def release_of(playbook: Playbook, name: str) -> str:
@@ -72,8 +95,11 @@ def release_of(playbook: Playbook, name: str) -> str:
 
 def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progress: Callable[[str], None]) -> Checkpoint:
     """The rollback's own checkpoint: its timeline, what is left to do, whether it is verified."""
-    verdict = Verdict.PASS if ended.verified else Verdict.FAIL
+    as_wanted = ended.verified or (not ended.restores and ended.state == "safe")
+    verdict = Verdict.PASS if as_wanted else Verdict.FAIL
     reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {ended.left}"
+    if ended.state == "safe" and ended.hot:
+        reason = f"traffic safe ({ended.hot.describe()}), not restored: {', '.join(ended.left)}"
     gate = GateOutcome(PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
     results = Results(PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
     files = {RESULTS: canonical_json(results.to_json()), GATE: canonical_json(gate.to_json()), "rollback.txt": table(results).encode()}
@@ -96,8 +122,8 @@ def before_rollout(playbook: Playbook, production: Production) -> str:
     return ""
 
 
-def _code(ended: Rollback) -> Exit:
+def _code(ended: Rollback, *, only_safe: bool) -> Exit:
     """A rollback asked for that ends where it should has passed: 0; else a person is needed."""
-    return Exit.PASSED if ended.verified else Exit.ROLLBACK_INCOMPLETE
+    return Exit.PASSED if ended.verified or (only_safe and ended.state == "safe") else Exit.ROLLBACK_INCOMPLETE
 
 

@@ -12,27 +12,37 @@ from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 
 
-@click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --to 0004-full-rollout-PASS"))
+@click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
 @click.option("--to", metavar="CHECKPOINT", default="", help="Go to the release this full rollout made last-good, instead of each host's own last-good.")
+@click.option("--hot", is_flag=True, help="Only make traffic safe: running servers to the incumbent's kernel, without a restart, in well under a second.")
+@click.option("--restore", is_flag=True, help="With --hot: then restore by restarts, as without --hot.")
+@click.option("--undo", is_flag=True, help="With --hot: servers that fell back go to the candidate's kernel again.")
 @click.option("-r", "--reason", default="asked for by hand", show_default=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @playbook_option
 @json_option
-def rollback(to: str, reason: str, yes: bool, playbook_path: Path | None, as_json: bool) -> None:
+def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bool, playbook_path: Path | None, as_json: bool) -> None:
     """Take production back to the last release that was verified good.
 
     Works from any machine that reaches the hosts, in any state, also while a run is going on: it takes the hosts over from that
-    run. Traffic leaves the candidate first, then workers are restored within the capacity floor. Exit 0: observed as restored;
-    8: something is left, and what is printed.
+    run. Servers whose kernel can fall back hot do so first, and traffic is safe; then workers are restored by restarts within the
+    capacity floor. With --hot it stops at safe, and `phase rollback` restores later. Exit 0: observed as restored (or safe, with
+    --hot); 8: something is left, and what is printed.
     """
-    from phases.rollback import roll_back_now
+    from phases.rollback import roll_back_now, undo_hot
+
+    if (restore or undo) and not hot or (restore and undo):
+        raise UsageError("--restore and --undo each go with --hot, one of them at a time.", hint="Without --hot a rollback restores anyway.")
 
     playbook = load_playbook(playbook_path)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("a rollback changes production and nobody is here to confirm it.", hint="Give --yes.")
         click.confirm(f"Roll production of playbook {playbook.name!r} back?", abort=True, err=True)
-    ended = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note)
+    if undo:
+        _print_undone(undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
+        return
+    ended = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
     if as_json:
         print_json({"rollback": ended.rollback.to_json(), "checkpoint": ended.checkpoint.to_json(), "exit": int(ended.code)})
     else:
@@ -46,5 +56,15 @@ def _print(ended: object) -> None:
         click.echo(f"{event['at']:8.1f} s  {event['event']}  {event['host']} {event['note']}".rstrip())
     for name, why in back.left.items():
         click.echo(f"not restored: {name}: {why}")
-    state = "restored and verified" if ended.code is Exit.PASSED else "INCOMPLETE: a person is needed"  # type: ignore[attr-defined]
+    words = {"restored": "restored and verified", "safe": "safe, not restored", "incomplete": "INCOMPLETE: a person is needed"}
+    state = words[back.state] if back.verified or not back.restores else words["incomplete"]
     click.echo(f"Production is {state}; recorded as {ended.checkpoint.name}.")  # type: ignore[attr-defined]
+
+
+def _print_undone(switched: object, as_json: bool) -> None:
+    """Exit 8 when a rank did not go along: that worker then runs both kernels."""
+    if as_json:
+        print_json(switched.to_json())  # type: ignore[attr-defined]
+    else:
+        click.echo(switched.describe())  # type: ignore[attr-defined]
+    sys.exit(int(Exit.ROLLBACK_INCOMPLETE if switched.missing else Exit.PASSED))  # type: ignore[attr-defined]

@@ -132,8 +132,9 @@ class Production:
         done = self.fleet.session(host).do(op("command", argv=argv, timeout=20))[0]
         return list(json.loads(done["out"]))
 
-    def mixed(self, host: Host, digest: str) -> str:
-        """Why a worker is not wholly on a release: a rank is missing or reports another one. Empty when all agree."""
+    def mixed(self, host: Host, digest: str, *, kernel: bool = True) -> str:
+        """Why a worker is not wholly on a release: a rank is missing, reports another one or, where that can be, has fallen back hot
+        from the release's kernel (not asked without `kernel`). Empty when all agree."""
         facts = self.rank_facts(host)
         ranks = int(host.labels.get("tp", "1"))
         if len({entry["rank"] for entry in facts}) < ranks:
@@ -141,6 +142,9 @@ class Production:
         wrong = [entry for entry in facts if entry.get("release") != digest]
         if wrong:
             return f"rank {wrong[0]['rank']} of {host.name} runs release {str(wrong[0].get('release'))[:12]}, not {digest[:12]}"
+        fallen = next((entry for entry in facts if entry.get("hot", {}).get("able") and entry["hot"]["choice"] != "candidate"), None)
+        if fallen and kernel:
+            return f"rank {fallen['rank']} of {host.name} has fallen back to the incumbent's kernel: {fallen['hot'].get('why')}"
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
         return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""
 

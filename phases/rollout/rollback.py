@@ -1,7 +1,7 @@
 """Going back: traffic safe first, then every worker restored, and only what is observed counts as done (DESIGN §4).
 
-Workers on the candidate leave the router as far as the capacity floor allows; the rest go back in batches under the same
-floor. The target is each host's own last-good release, never merely the one before.
+First running servers fall back hot to the incumbent's kernel (`hot`), which takes well under a second. Then workers on the candidate
+leave the router as far as the capacity floor allows, and are restored by restarts; the rest in batches under the same floor. The target is each host's own last-good release, never merely the one before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 from phases.errors import Exit, PhaseError
 from phases.fleet.host import Host
 from phases.fleet.releases import NEVER
+from phases.rollout import hot
 from phases.rollout.arms import batches
+from phases.rollout.hot import HotSwitch
 from phases.rollout.production import Production, WorkerState
 
 SAFE_SECONDS = 60.0
@@ -42,6 +44,8 @@ class Rollback:
     Attributes:
         verified: every worker runs its last-good release, serves and is in service, and the candidate gets no traffic.
         left: what is not as it should be, by worker.
+        hot: what the hot fallback came to; None when it was not tried.
+        restores: false: it was to make traffic safe only.
     """
 
     reason: str
@@ -49,27 +53,38 @@ class Rollback:
     events: tuple[dict[str, Any], ...]
     left: dict[str, str]
     moved: tuple[str, ...]
+    hot: HotSwitch | None = None
+    restores: bool = True
+
+    @property
+    def state(self) -> str:
+        """`restored`: on releases verified good; `safe`: no traffic on the candidate's kernel, restarts still to come; `incomplete`."""
+        return "restored" if self.verified else "safe" if self.hot and self.hot.safe else "incomplete"
 
     @property
     def exit_code(self) -> Exit:
         return Exit.ROLLED_BACK if self.verified else Exit.ROLLBACK_INCOMPLETE
 
     def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events)}
+        return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events),
+                "state": self.state, "hot": self.hot.to_json() if self.hot else None}  # fmt: skip
 
 
-def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False) -> Rollback:
+def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False, by_hand: bool = False,
+              hot_done: HotSwitch | None = None) -> Rollback:  # fmt: skip
     """Bring every worker that is not on its last-good release (or `target`) back to it.
 
     Args:
         detected: when the regression was found, seconds since the epoch; the timeline counts from there.
         target: digest to go to instead, which must have been verified good on the hosts.
         planned: the canary's end, nothing that went wrong: people are told only if it does not succeed.
+        by_hand: somebody asked for it, so it restores whatever the playbook says of automatic ones.
+        hot_done: the hot fallback, if it has been tried already.
     """
     if not planned:
         production.teller.rollback_started(reason)
     try:
-        back = _roll_back(production, reason, detected, target)
+        back = _roll_back(production, reason, detected, target, by_hand or planned, hot_done)
     except BaseException as fault:
         production.teller.rollback_ended(reason, (), {"production": str(fault) or type(fault).__name__}, production.clock.now() - detected)
         raise
@@ -78,18 +93,53 @@ def roll_back(production: Production, reason: str, *, detected: float, target: s
     return back
 
 
-def _roll_back(production: Production, reason: str, detected: float, target: str) -> Rollback:
+def safe_only(production: Production, reason: str, *, detected: float, target: str = "") -> Rollback:
+    """The hot fallback and nothing else: traffic safe at once, restoring left for later. For `phase rollback --hot`."""
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason)
+    done = hot.fall_back_by_hand(production, target)
+    _note_hot(done, timeline)
+    left = {a.host: a.missing or "on the incumbent's kernel; `phase rollback` restores it" for a in done.affected}
+    return Rollback(reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False)
+
+
+def _note_hot(done: HotSwitch, timeline: Timeline) -> None:
+    """Nothing where no host was affected."""
+    for answer in done.affected:
+        event = "no hot fallback" if answer.missing else "hot fallback"
+        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} ranks after {answer.seconds:.2f} s")
+    if done.safe:
+        timeline.note("traffic safe", text=f"hot: {done.describe()}")
+
+
+def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | None, timeline: Timeline) -> HotSwitch | None:
+    if hot_done is None and not production.settings.fallback.hot:
+        return None
+    done = hot_done or hot.fall_back(production, target=target)
+    _note_hot(done, timeline)
+    if done.missing:
+        production.progress(f"not hot, so by restart: {'; '.join(f'{host}: {why}' for host, why in done.missing.items())}")
+    return done
+
+
+def _roll_back(production: Production, reason: str, detected: float, target: str, restore: bool, hot_done: HotSwitch | None) -> Rollback:
+    timeline = Timeline(detected, production.clock.now)
+    timeline.note("detected", text=reason)
+    done = _fall_back_first(production, target, hot_done, timeline)
     states = production.observe()
     moved = [state for state in states if strayed(state, target)]
+    if done and done.safe and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved)):
+        left = {s.host.name: "on the incumbent's kernel; `phase rollback` restores it" for s in moved}
+        return Rollback(reason, not left, tuple(timeline.events), left, tuple(left), done, restores=False)
     production.progress(f"going back on {', '.join(s.host.name for s in moved) or 'no worker'}: {reason}")
     _make_traffic_safe(production, states, moved, timeline)
     failed = _restore(production, states, moved, target, timeline)
     left = {**failed, **_not_restored(production, target)}
+    if not left and target:
+        left = _record_as_good(production, target)
     if not left:
         timeline.note("verified")
-    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved))
+    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved), done)
 
 
 def strayed(state: WorkerState, target: str = "") -> bool:
@@ -109,7 +159,7 @@ def _make_traffic_safe(production: Production, states: list[WorkerState], moved:
     for state in out:
         production.router.remove(state.host.url)
     if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
-        timeline.note("traffic safe", text=f"{len(out)} workers out of service")
+        timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=f"{len(out)} workers out of service")
     elif moved:
         timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available")
 
@@ -161,6 +211,17 @@ def _restore_one(production: Production, host: Host, target: str, timeline: Time
     timeline.note("worker restored", host.name, digest[:12])
     production.progress(f"{host.name} is back on {digest[:12]}")
     return {}
+
+
+def _record_as_good(production: Production, target: str) -> dict[str, str]:
+    """What all were brought back to is what the next rollback goes to: else that would bring the candidate in again."""
+    left = {}
+    for host in production.workers:
+        try:
+            production.keep(host, target)
+        except PhaseError as fault:
+            left[host.name] = f"{target[:12]} could not be recorded as good: {fault}"
+    return left
 
 
 def _not_restored(production: Production, target: str) -> dict[str, str]:

@@ -102,6 +102,15 @@ class WarmUpSettings:
 
 
 @dataclass(frozen=True)
+class FallbackSettings:
+    """The hot fallback: running servers back to the incumbent's kernel without a restart, where the kernel's plugin can."""
+
+    hot: bool = setting(True, help="a rollback begins with it; false: restarts only")
+    wait: float = setting(2.0, duration=True, above=0, help="time the ranks get to acknowledge; those that do not are restarted")
+    restore: bool = setting(True, help="automatic rollbacks then restore by restarts; false: a safe fleet without leases waits for `phase rollback`")
+
+
+@dataclass(frozen=True)
 class ProductionSettings:
     """What production runs and is to run, shared by the canary, the rollout, rollback and watch."""
 
@@ -111,6 +120,7 @@ class ProductionSettings:
     architectures: tuple[str, ...] = setting((), help="objects the releases carry; none: those of kernel.yaml for the device")
     min_available: Amount = setting(help="workers that must stay in service at any time", factory=lambda: Amount(percent=50))
     failure_budget: Amount = setting(help="workers that may fail or be lost before everything goes back", factory=lambda: Amount(count=0))
+    fallback: FallbackSettings = setting(help="back to the incumbent's kernel without a restart", factory=FallbackSettings)
     warm_up: WarmUpSettings = setting(help="before a worker is judged", factory=WarmUpSettings)
     load: LoadSettings = setting(help="own traffic", factory=LoadSettings)
     prometheus: str = setting("", pattern=r"|https?://\S+", help="Prometheus server to read metrics from; empty: the workers' own /metrics")

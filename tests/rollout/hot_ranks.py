@@ -1,7 +1,7 @@
 """Stand-in for an SGLang server of several ranks: the plugin's real control, shadow and fact files, without a model.
 
-It exists because a real server takes half a minute of a core to start. `hot_ranks.py PORT RANKS` answers /health and runs RANKS
-processes, each beginning a forward every 5 ms while the file `busy` is in its root.
+It exists because a real server takes half a minute of a core to start. `hot_ranks.py PORT RANKS` answers /health and
+/generate (with any tokens) and runs RANKS processes, each beginning a forward every 5 ms while the file `busy` is in its root.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ def main() -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps({"release": release}).encode())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            tokens = list(range(body["sampling_params"]["max_new_tokens"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"output_ids": tokens, "text": "", "meta_info": {"prompt_tokens": 1}}).encode())
 
         def log_message(self, *arguments: object) -> None:
             pass

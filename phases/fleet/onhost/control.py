@@ -77,14 +77,14 @@ def begin_anew(place, digest):
     write_json(_record_path(place), {"release": "" if release == digest else release, "fallen": sorted(fallen)})
 
 
-def switch(place, to, goal="", wait=0.0, ranks=0, token=""):
+def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token=""):
     """Set the byte and wait for every rank: {affected, reason, byte, ranks: [...], missing, seconds}.
 
     Going to the candidate needs this run's lock. Going to the incumbent never does: it is the way out, for anybody at any time;
     hosts that already run what a rollback goes to are left alone.
 
     Args:
-        goal: digest that a rollback goes to; empty: the host's last-good.
+        goal: digest that a rollback goes to; empty: the host's last-good. everywhere: also where that is what runs.
         wait: seconds to wait for the acknowledgements at most.
         ranks: of the worker; 0: as the fact files say.
     """
@@ -94,7 +94,7 @@ def switch(place, to, goal="", wait=0.0, ranks=0, token=""):
     if to == CANDIDATE:
         with place.mutex():
             locks.require(place, token)
-    elif not _strayed(place, goal):
+    elif not (everywhere or _strayed(place, goal)):
         return {"affected": False, "reason": "runs what a rollback goes to", "byte": read(place), "ranks": [], "missing": "", "seconds": 0.0}
     facts = read_facts(place)
     if facts and not any(entry.get("hot", {}).get("able") for entry in facts):
@@ -102,7 +102,7 @@ def switch(place, to, goal="", wait=0.0, ranks=0, token=""):
         return {"affected": True, "reason": why, "byte": read(place), "ranks": [], "missing": why, "seconds": 0.0}
     before = read(place)
     write(place, to)
-    missing, entries = _await(place, to, started + wait, ranks)
+    missing, entries = _await(place, to, started + (wait if facts else 0.0), ranks)  # a server that is down will not answer
     result = {"affected": True, "reason": "", "byte": to, "ranks": entries, "missing": missing, "seconds": time.monotonic() - started}
     if before != to or missing:
         record.note(place, "control", to=to, before=before, missing=missing, seconds=round(result["seconds"], 4))
@@ -154,7 +154,7 @@ def _missing(facts, to, ranks):
 
 def _short(entry):
     hot = entry.get("hot", {})
-    return {"rank": entry.get("rank"), "release": entry.get("release", ""), **{name: hot.get(name) for name in ("choice", "from_forward", "confirmed", "at", "why", "tripped")}}
+    return {"rank": entry.get("rank"), "release": entry.get("release", ""), **{name: hot.get(name) for name in ("able", "choice", "from_forward", "confirmed", "at", "why", "tripped")}}
 
 
 def _strayed(place, goal):

@@ -1,0 +1,131 @@
+"""The hot fallback over the fleet: running servers go from the candidate's kernel to the incumbent's, and back, without a restart.
+
+On each host one byte is set over the session and every rank acknowledges in its fact file (`onhost/control.py`). Traffic is *safe*
+once all ranks of all affected hosts have: no forward begins with the candidate any more. It is *restored* only when the hosts
+run, observed, a release that was verified good; that needs restarts. Hosts whose ranks do not acknowledge are named, and the restart
+that follows is what makes them safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phases.fleet.host import Host
+from phases.fleet.session import HostSession, op
+from phases.rollout.production import Production
+
+CANDIDATE, INCUMBENT = "candidate", "incumbent"
+ANSWER_SECONDS = 5.0  # for connecting and answering, beyond what the ranks get
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One host's.
+
+    Attributes:
+        affected: false where the host runs what a rollback goes to anyway.
+        ranks: acknowledgements as `onhost/control.py` reads them: rank, choice, from_forward, confirmed, at, why, tripped.
+        missing: why not every rank has acknowledged, or "".
+        seconds: from the command to this host's answer, on this machine's clock.
+    """
+
+    host: str
+    affected: bool
+    ranks: tuple[dict[str, Any], ...] = ()
+    missing: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class HotSwitch:
+    """What one command to the fleet came to."""
+
+    to: str
+    answers: tuple[Answer, ...]
+
+    @property
+    def affected(self) -> tuple[Answer, ...]:
+        return tuple(answer for answer in self.answers if answer.affected)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return {answer.host: answer.missing for answer in self.affected if answer.missing}
+
+    @property
+    def safe(self) -> bool:
+        """Every rank of every affected host has acknowledged; false when no host was affected."""
+        return bool(self.affected) and not self.missing
+
+    @property
+    def ranks(self) -> int:
+        return sum(len(answer.ranks) for answer in self.affected if not answer.missing)
+
+    @property
+    def seconds(self) -> float:
+        """From the command to the last acknowledging rank."""
+        return max((answer.seconds for answer in self.affected if not answer.missing), default=0.0)
+
+    def describe(self) -> str:
+        done = [answer.host for answer in self.affected if not answer.missing]
+        said = f"{self.ranks} ranks of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s" if done else "no rank switched"
+        return "; ".join([said, *(f"{host}: {why}" for host, why in self.missing.items())])
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{"host": a.host, "affected": a.affected, "ranks": list(a.ranks), "missing": a.missing, "seconds": round(a.seconds, 3)} for a in self.answers]
+        return {"to": self.to, "safe": self.safe, "seconds": round(self.seconds, 3), "ranks": self.ranks, "hosts": rows}
+
+
+def fall_back(production: Production, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False) -> HotSwitch:
+    """Running servers to the incumbent's kernel; needs no lock and works in any state.
+
+    Args:
+        target: digest a rollback goes to; empty: each host's last-good. hosts: default: all.
+        everywhere: also hosts that run what a rollback goes to.
+    """
+    return _switch(production, INCUMBENT, hosts, lambda host: {"goal": target, "everywhere": everywhere})
+
+
+def go_forward(production: Production, hosts: Sequence[Host]) -> HotSwitch:
+    """Running servers to the candidate's kernel, under this run's lock on each host."""
+    return _switch(production, CANDIDATE, hosts, lambda host: {"token": production.take_lock(production.fleet.session(host)).token})
+
+
+def fall_back_by_hand(production: Production, target: str = "") -> HotSwitch:
+    """Hosts that have strayed from what a rollback goes to; when none has, the latest rollout is what is meant: all of them."""
+    found = fall_back(production, target=target)
+    return found if found.affected else fall_back(production, target=target, everywhere=True)
+
+
+def fallen_back(production: Production) -> tuple[Host, ...]:
+    """Hosts on which a rank that could run the candidate says that it runs the incumbent next."""
+    shown = production.fleet.each(lambda session: session.do(op("control.show"))[0], deadline=2 * ANSWER_SECONDS).check()
+    return tuple(host for host in production.workers if any(rank["able"] and rank["choice"] == INCUMBENT for rank in shown[host.name]["ranks"]))
+
+
+def kernel_of(session: HostSession) -> str:
+    """candidate, incumbent or mixed: what the host's ranks begin the next forward with; empty where they cannot be switched."""
+    said = {rank["choice"] for rank in session.do(op("control.show"))[0]["ranks"] if rank["able"]}
+    return "mixed" if len(said) > 1 else next(iter(said), "")
+
+
+def _switch(production: Production, to: str, hosts: Sequence[Host] | None, arguments: Any) -> HotSwitch:
+    started, wait = production.clock.monotonic(), production.settings.fallback.wait
+
+    def act(session: HostSession) -> tuple[dict[str, Any], float]:
+        ranks = int(session.host.labels.get("tp", "1"))
+        asked = op("control.switch", to=to, wait=wait, ranks=ranks, **arguments(session.host))
+        found = session.do(asked, timeout=wait + ANSWER_SECONDS)[0]
+        return found, production.clock.monotonic() - started
+
+    chosen = production.workers if hosts is None else tuple(hosts)
+    results = production.fleet.each(act, hosts=chosen, deadline=wait + 2 * ANSWER_SECONDS)
+    return HotSwitch(to, tuple(_answer(host, results[host.name]) for host in chosen))
+
+
+def _answer(host: Host, result: Any) -> Answer:
+    if not result.ok:  # not asked, so nothing is known: what follows must take it for affected
+        return Answer(host.name, True, missing=result.reason)
+    found, seconds = result.value
+    return Answer(host.name, found["affected"], tuple(found["ranks"]), found["missing"], seconds)

@@ -1,0 +1,198 @@
+"""The hot fallback over a fleet: fan-out, rollbacks that begin with it, what is left when ranks do not answer, the policy, undoing it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phases.engine.clock import SystemClock
+from phases.fleet.deploy import first_release, push
+from phases.fleet.lease import Lease
+from phases.fleet.releases import ReleaseStore
+from phases.fleet.router import RoutedWorker
+from phases.fleet.session import op
+from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
+from phases.rollout import hot
+from phases.rollout.production import Production
+from phases.rollout.rollback import Rollback, roll_back, safe_only
+from phases.rollout.settings import Amount, FallbackSettings, ProductionSettings
+from phases.serving.settings import SideSettings
+from tests.fleet.sshfleet import end_processes_of, free_port
+from tests.fleet.worker import LONG, eventually
+from tests.rollout.test_hot_host import bundle
+
+
+class Router:
+    """A stand-in for the router: says what it was told."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = set(urls)
+
+    def workers(self) -> tuple[RoutedWorker, ...]:
+        return tuple(RoutedWorker(url, True, url, 0) for url in sorted(self.urls))
+
+    def add(self, url: str) -> None:
+        self.urls.add(url)
+
+    def remove(self, url: str) -> None:
+        self.urls.discard(url)
+
+
+class Small:
+    """Three workers of two ranks: w1 on a kept candidate, w2 on one under a lease, w3 on the last-good release."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        hosts = tuple(HostSettings(f"w{n}", "local", str(directory / f"w{n}"), free_port(), python=sys.executable, labels={"tp": "2"}) for n in (1, 2, 3))
+        self.fleet = FleetSettings(hosts, service=ServiceSettings(drain=1, ready=20), lease=LeaseSettings(arm=60, bake=LONG))
+        self.router = Router([host.url for host in self.fleet.workers()])
+        self.old, self.new = bundle("old"), bundle("new")
+        with self.production() as production:
+            for host in production.workers:
+                session, driver = production.fleet.session(host), production.driver(host)
+                lock = production.take_lock(session)
+                for made in (self.old, self.new):
+                    push(session, lock, made)
+                first_release(session, lock, driver, self.old.digest, production.ready(host))
+                lease = Lease(session, lock.token)
+                if host.name == "w2":
+                    lease.arm(self.new.digest, self.old.digest, LONG, driver.restart_argv(host), driver.stop_argv(host))
+                if host.name != "w3":
+                    held = lease.id if host.name == "w2" else ""
+                    session.do(ReleaseStore(session, lock).switching(self.new.digest, lease=held), driver.restarting(host))
+                if host.name == "w2":
+                    lease.confirm(LONG)
+                    production.fleet.adopt(lease.session)
+                eventually(lambda session=session: len(session.do(op("control.show"))[0]["ranks"]) == 2)
+
+    def production(self, floor: int = 1, **fallback: object) -> Production:
+        settings = ProductionSettings(incumbent=SideSettings("verify_attn"), min_available=Amount(count=floor), fallback=FallbackSettings(**fallback))
+        made = Production(settings, self.fleet, self.router, "verify_attn", "test", SystemClock(), lambda line: None)
+        made.preempt = True
+        return made
+
+    def byte(self, name: str) -> bytes:
+        return (self.directory / name / "control").read_bytes()
+
+    def current(self, name: str) -> str:
+        return os.path.basename(os.readlink(self.directory / name / "current"))
+
+    def service(self, name: str) -> int:
+        return json.loads((self.directory / name / "run/service.json").read_text())["process"]["pid"]
+
+    def rank(self, name: str, number: int) -> int:
+        return json.loads((self.directory / name / f"facts/rank-{number}.json").read_text())["pid"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Small]:
+    try:
+        yield Small(tmp_path)
+    finally:
+        for name in ("w1", "w2", "w3"):
+            end_processes_of(tmp_path / name)
+
+
+def events(back: Rollback) -> list[str]:
+    return [row["event"] for row in back.events]
+
+
+def test_only_strayed_hosts_switch_and_every_rank_of_theirs_acknowledges(small):
+    with small.production(wait=10) as production:
+        done = hot.fall_back(production)
+    assert done.safe and done.ranks == 4 and [a.host for a in done.affected] == ["w1", "w2"]
+    assert [small.byte(name) for name in ("w1", "w2", "w3")] == [b"i", b"i", b"c"]
+    assert 0 < done.seconds < 10 and "4 ranks of w1, w2 on the incumbent's kernel" in done.describe()
+
+
+def test_a_rollback_is_safe_before_it_restores(small):
+    with small.production(wait=10) as production:
+        back = roll_back(production, "p99 doubled", detected=production.clock.now())
+    assert back.verified and back.state == "restored" and back.hot.safe
+    order = events(back)
+    assert order.index("hot fallback") < order.index("traffic safe") < order.index("out of service") < order.index("restored") < order.index("verified")
+    assert {small.current(name) for name in ("w1", "w2", "w3")} == {small.old.digest}
+    assert {small.byte(name) for name in ("w1", "w2", "w3")} == {b"c"}  # restored: the good release serves with its own kernel
+    assert back.to_json()["hot"]["safe"] and back.to_json()["state"] == "restored"
+
+
+def test_ranks_that_do_not_answer_are_named_and_made_safe_by_a_restart(small):
+    stopped = small.rank("w1", 1)
+    os.kill(stopped, signal.SIGSTOP)
+    with small.production(wait=0.5) as production:
+        back = roll_back(production, "p99 doubled", detected=production.clock.now())
+    assert not back.hot.safe and back.hot.missing == {"w1": "rank 1 still says candidate"}
+    assert back.verified and "no hot fallback" in events(back) and small.current("w1") == small.old.digest
+
+
+def test_hot_alone_restarts_nothing_and_a_later_rollback_restores(small):
+    before = [small.service(name) for name in ("w1", "w2", "w3")]
+    with small.production(wait=10) as production:
+        safe = safe_only(production, "p99 doubled", detected=production.clock.now())
+        assert safe.state == "safe" and not safe.verified and not safe.restores and events(safe)[-1] == "traffic safe"
+        assert [small.service(name) for name in ("w1", "w2", "w3")] == before
+        assert {state.host.name: state.current for state in production.observe()}["w1"] == small.new.digest
+        restored = roll_back(production, "now properly", detected=production.clock.now(), by_hand=True)
+    assert restored.state == "restored" and {small.current(name) for name in ("w1", "w2", "w3")} == {small.old.digest}
+
+
+def test_a_policy_of_safe_only_still_restores_what_a_lease_would_restart_anyway(small):
+    with small.production(restore=False, wait=10) as production:
+        production.keep(production.fleet["w2"], small.new.digest)  # no lease is left; w1 is what has strayed
+        first = roll_back(production, "watch: slow", detected=production.clock.now(), target=small.old.digest)
+        assert first.state == "safe" and not first.restores and set(first.left) == {"w1", "w2"} and small.current("w1") == small.new.digest
+        by_hand = roll_back(production, "asked for", detected=production.clock.now(), target=small.old.digest, by_hand=True)
+    assert by_hand.verified
+
+
+def test_a_policy_of_safe_only_with_a_lease(small):
+    with small.production(restore=False, wait=10) as production:
+        back = roll_back(production, "regressed", detected=production.clock.now())
+    assert back.verified and small.current("w2") == small.old.digest
+
+
+def test_without_the_policy_nothing_is_switched_hot(small):
+    with small.production(hot=False) as production:
+        back = roll_back(production, "p99 doubled", detected=production.clock.now())
+    assert back.verified and back.hot is None and "hot fallback" not in events(back)
+
+
+def test_after_a_rollout_by_hand_means_every_host(small):
+    with small.production(wait=10) as production:
+        roll_back(production, "settle", detected=production.clock.now())
+        assert not hot.fall_back(production).affected  # all are where a rollback goes
+        done = hot.fall_back_by_hand(production)
+        assert done.safe and done.ranks == 6
+        assert [host.name for host in hot.fallen_back(production)] == ["w1", "w2", "w3"]
+        again = hot.go_forward(production, production.workers[:2])
+        assert again.safe and again.ranks == 4 and [host.name for host in hot.fallen_back(production)] == ["w3"]
+
+
+def test_a_fallen_back_worker_is_not_wholly_on_its_release(small):
+    with small.production(wait=10) as production:
+        host = production.fleet["w1"]
+        assert production.mixed(host, small.new.digest) == ""
+        hot.fall_back(production)
+        assert "fallen back to the incumbent's kernel" in production.mixed(host, small.new.digest)
+        assert production.mixed(host, small.new.digest, kernel=False) == ""
+
+
+def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
+    with small.production(wait=10) as production:
+        broken = production.fleet.session(production.fleet["w2"])
+        broken.do = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("gone"))
+        done = hot.fall_back(production)
+    assert not done.safe and "gone" in done.missing["w2"] and small.byte("w1") == b"i"
+
+
+@pytest.mark.parametrize("flags", [["--restore"], ["--undo"], ["--hot", "--restore", "--undo"]])
+def test_flags_that_do_not_go_together_are_refused(flags):
+    ended = subprocess.run([sys.executable, "-m", "phases.cli.main", "rollback", "--yes", *flags], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "--hot" in ended.stderr
