@@ -86,22 +86,33 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def say(text: str, **style: Any) -> None:
+    """A line on stdout in click's style, plain where colour cannot be shown or is not wanted (https://no-color.org)."""
+    click.secho(text, color=is_terminal() and not os.environ.get("NO_COLOR"), **style)
+
+
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """A table: by rich in a terminal, in aligned plain columns otherwise. `styles` maps cell texts to rich styles."""
     if is_terminal():
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in rows:
-            table.add_row(*(Text(str(cell), style=(styles or {}).get(str(cell), "")) for cell in row))
-        Console().print(table)
+        Console().print(rich_table(columns, rows, styles))
         return
     lines = [line for row in [columns, *rows] for line in _wrapped(row)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> Any:
+    """The table of `show_table` for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(str(cell), style=(styles or {}).get(str(cell), "")) for cell in row))
+    return table
 
 
 def _wrapped(row: Sequence[str], width: int = 56) -> list[tuple[str, ...]]:

@@ -157,12 +157,16 @@ def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool,
     from phases.kernel import contract
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
+    from phases.status.textfile import keep_written
 
     _confirm(section, yes)
     runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
-        watching = Noting(Telling(watcher(as_json), teller), runs)
-        return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
+        watching = Noting(Telling(watcher(as_json), teller), runs, started=lambda: keep_written(playbook, SystemClock(), note))
+        try:
+            return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
+        finally:
+            keep_written(playbook, SystemClock(), note)
 
 
 def _confirm(section: PhaseSection, yes: bool) -> None:

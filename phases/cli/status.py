@@ -1,76 +1,213 @@
-"""`phase status`."""
+"""`phase status`: where the playbook stands, what is live where, who is waited for."""
 
 from __future__ import annotations
 
+import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from phases.cli.common import (
-    STYLES, example, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, short, show_table, when,
+    STYLES, example, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, rich_table, say, show_table, when,
 )  # fmt: skip
-from phases.engine.clock import SystemClock
+from phases.engine.clock import SystemClock, age
 
 if TYPE_CHECKING:
-    from phases.engine.lock import Owner
     from phases.engine.progress import Standing
     from phases.playbook.schema import Playbook
+    from phases.status.fleet_view import FleetLook, FleetWatcher, WorkerView
+    from phases.status.overview import Overview
+
+_STYLES = {**STYLES, "yes": "green", "no": "bold red", "?": "yellow"}
 
 
-@click.command(epilog=example("phase status", "phase status -p playbooks/local.yaml --json"))
+@click.command(epilog=example(
+    "phase status", "phase status --watch   # until Ctrl-C", "phase status --no-fleet --json", "phase status --textfile /var/lib/node_exporter/phasegate.prom"))  # fmt: skip
+@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C; with --json one object a line.")
+@click.option("--interval", type=click.FloatRange(0.2, 86400), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks of --watch.")
+@click.option("--fleet/--no-fleet", "ask", default=True, help="Ask hosts and router what is live where, if the playbook has a fleet. Default: ask.")
+@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="SECONDS", help="Longest time to wait for the fleet.")
+@click.option("--textfile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the state as a Prometheus textfile (.prom).")
 @playbook_option
 @json_option
-def status(playbook_path: Path | None, as_json: bool) -> None:
-    """Show each phase of the playbook, its newest checkpoint and who approved it; and what is running or unfinished."""
-    from phases.engine import progress, session
+def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Path | None, playbook_path: Path | None, as_json: bool) -> None:
+    """Show each phase and who it waits for, what is running, and what is live on which worker.
+
+    Looking changes nothing and exits with 0 whatever it finds; a host or router that does not answer within --timeout is shown as such.
+    """
+    from phases.status.fleet_view import FleetWatcher
 
     playbook = load_playbook(playbook_path)
-    known = progress.standings(playbook, open_ledger(playbook), session.kernel_digest(playbook))
-    owner, unfinished = _running(playbook)
+    with FleetWatcher(playbook) as fleet:
+        look = _Look(playbook, fleet if ask else None, timeout, textfile)
+        if not watch:
+            _print(look, as_json)
+            return
+        try:
+            _watch(look, interval, as_json)
+        except KeyboardInterrupt:
+            pass  # that is how one ends it
+
+
+@dataclass
+class _Look:
+    """How to look once."""
+
+    playbook: Playbook
+    fleet: FleetWatcher | None
+    timeout: float
+    textfile: Path | None
+
+    def take(self) -> tuple[Overview, FleetLook | None]:
+        from phases.status import overview, textfile
+
+        seen = overview.gather(self.playbook, open_ledger(self.playbook), SystemClock())
+        live = self.fleet.look(self.timeout) if self.fleet else None
+        if self.textfile is not None:
+            textfile.write(self.textfile, seen, live)
+        return seen, live
+
+
+def _print(look: _Look, as_json: bool) -> None:
+    seen, live = look.take()
     if as_json:
-        print_json({
-            "playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [standing.to_json() for standing in known],
-            "running": vars(owner) if owner else None, "unfinished": unfinished,
-        })  # fmt: skip
+        print_json(_json(seen, live))
         return
-    show_table(["phase", "state", "checkpoint", "digest", "recorded", "reviewed by"], [_row(standing) for standing in known], STYLES)
-    _print_reason(known)
-    if owner:
-        click.echo(f"Locked: {owner.describe(SystemClock().now())}.")
-    for run_id in unfinished if not owner else ():
-        phase = run_id.removeprefix(playbook.name + "-").rpartition("-")[0]
-        click.echo(f"Unfinished: {run_id}; `phase run {phase} --resume{option_for(playbook)}` goes on with it.")
+    for block in _blocks(seen, live):
+        if block.columns:
+            show_table(block.columns, block.rows, _STYLES)
+        else:
+            say(block.text, **block.style)
 
 
-def _row(standing: Standing) -> list[str]:
+def _watch(look: _Look, interval: float, as_json: bool) -> None:
+    if as_json or not is_terminal():
+        while True:
+            if as_json:
+                import json
+
+                click.echo(json.dumps(_json(*look.take()), sort_keys=True, allow_nan=False, default=str))
+            else:
+                click.echo(f"--- {time.strftime('%H:%M:%S')}")
+                _print(look, as_json=False)
+            sys.stdout.flush()
+            time.sleep(interval)
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as display:
+        while True:
+            display.update(_drawn(*look.take(), interval), refresh=True)
+            time.sleep(interval)
+
+
+def _drawn(seen: Overview, live: FleetLook | None, interval: float) -> Any:
+    """All blocks for a terminal; what does not fit below is cut off by rich."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [Text(f"{seen.playbook.name}  {time.strftime('%H:%M:%S')}, every {interval:g} s, Ctrl-C ends\n", style="dim")]
+    for block in _blocks(seen, live):
+        colour = " ".join(filter(None, ["bold" if block.style.get("bold") else "", str(block.style.get("fg", ""))]))
+        parts.append(rich_table(block.columns, block.rows, _STYLES) if block.columns else Text(block.text, style=colour))
+    return Group(*parts)
+
+
+def _json(seen: Overview, live: FleetLook | None) -> dict[str, Any]:
+    return {**seen.to_json(), "fleet": live.to_json() if live else None}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A table, or a line of text with its style."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[list[str], ...] = ()
+    text: str = ""
+    style: dict[str, Any] = field(default_factory=dict)
+
+
+def _line(text: str, **style: Any) -> _Block:
+    return _Block(text=text, style=style)
+
+
+def _blocks(seen: Overview, live: FleetLook | None) -> list[_Block]:
+    columns = ("phase", "state", "checkpoint", "age", "reviewed by")
+    blocks = [_Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))]
+    option = option_for(seen.playbook)
+    for row in seen.waiting:
+        text = f"Waiting: {row.phase} for {row.reviewer} since {_moment(row.since)} ({age(seen.at - row.since)}): `phase gate review {row.phase}{option}`"
+        blocks.append(_line(text, fg="yellow"))
+    blocks += _reasons(seen.phases) + _running(seen, option) + _production(seen, live)
+    return blocks
+
+
+def _row(standing: Standing, now: float) -> list[str]:
     checkpoint = standing.checkpoint
     if checkpoint is None:
-        return [standing.section.name, standing.state.value, "-", "-", "-", "-"]
-    reviewer = standing.approvals[-1].person if standing.approvals else "-"
-    recorded = when(str(checkpoint.manifest.get("recorded_at", "-")))
-    return [standing.section.name, standing.state.value, checkpoint.name, short(checkpoint.digest), recorded, reviewer]
+        return [standing.section.name, standing.state.value, "-", "-", "-"]
+    reviewer = standing.approvals[-1].person.partition(" <")[0] if standing.approvals else "-"
+    return [standing.section.name, standing.state.value, checkpoint.name, age(now - checkpoint.recorded_at), reviewer]
 
 
-def _print_reason(known: tuple[Standing, ...]) -> None:
+def _reasons(known: tuple[Standing, ...]) -> list[_Block]:
+    lines = []
     for standing in known:
         for approval in standing.approvals[-1:]:
             verb = {"approve": "Approved", "reject": "Rejected"}[approval.decision]
-            click.echo(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})")
+            lines.append(_line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})"))
         if standing.state.value == "stale":
-            click.echo(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again.")
+            lines.append(_line(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again."))
+    return lines
 
 
-def _running(playbook: Playbook) -> tuple[Owner | None, list[str]]:
-    """(who holds the lock, attempts that were cut off); nothing is created where no run ever was."""
-    from phases.engine import run_directory, session, source
-    from phases.engine.lock import Lock, is_dead
+def _running(seen: Overview, option: str) -> list[_Block]:
+    if seen.running is None:
+        phase_of = lambda run: run.removeprefix(seen.playbook.name + "-").rpartition("-")[0]  # noqa: E731
+        return [_line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", fg="yellow") for run in seen.unfinished]
+    lines = [_line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
+    if seen.live:
+        from phases.cli.live_view import look_head, look_row
 
-    state = source.repository_of(playbook.path) / ".phase"
-    if not state.is_dir():
-        return None, []
-    owner = Lock(state, playbook.name, SystemClock()).owner()
-    if owner and is_dead(owner):
-        owner = None  # killed: the next run takes its lock over, so nothing stands in the way
-    latest: list[Any] = [run_directory.attempts(state, playbook.name, section.name)[-1:] for section in playbook.phases]
-    return owner, [run.record.run_id for runs in latest for run in runs if not session.finished(run)]
+        state = seen.live
+        lines.append(_line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}: {state['said']}"))
+        if look := state.get("look"):
+            lines += [_line(f"  {look_head(look)}"), *(_line(f"  {look_row(row)} {row['outcome']}") for row in look["tests"])]
+    return lines
+
+
+def _production(seen: Overview, live: FleetLook | None) -> list[_Block]:
+    blocks: list[_Block] = []
+    good, back = seen.last_good, seen.rolled_back
+    if live and live.workers:
+        columns = ("worker", "runs", "kernel", "last good", "lease", "serving", "in service", "problem")
+        blocks += [_line(""), _Block(columns, tuple(_worker(row) for row in live.workers))]
+    if live and live.note and (live.workers or "has no fleet" not in live.note):
+        blocks.append(_line(live.note, fg="yellow" if live.workers else None))
+    if good:
+        blocks.append(_line(f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"))
+    if back:
+        end = "verified" if back.verified else "INCOMPLETE: a person is needed"
+        if back.state == "restored":
+            end = "restored and verified"
+        elif back.state == "safe":
+            end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
+        text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
+        blocks.append(_line(text, fg=None if back.verified else "red", bold=not back.verified))
+    return blocks
+
+
+def _worker(row: WorkerView) -> list[str]:
+    runs = row.current[:12] or "-"
+    kernel = {"incumbent": "fell back", "candidate": "own", "mixed": "MIXED"}.get(row.kernel, "-")
+    return [row.name, runs, kernel, row.last_good[:12] or "-", row.lease or "-", _yes(row.serving), _yes(row.in_service), row.problem]
+
+
+def _yes(value: bool | None) -> str:
+    return "?" if value is None else "yes" if value else "no"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ SECONDS = 1.0  # between two writes while a step talks
 
 
 class Noting:
-    """Passes everything on to the inner watcher and keeps the latest of it in the run's directory below `runs`."""
+    """Passes everything on to the inner watcher and keeps the latest of it in the run's directory below `runs`.
 
-    def __init__(self, inner: Watcher, runs: Path) -> None:
-        self.inner, self.runs = inner, runs
+    Args:
+        started: called once the run has its lock and its steps.
+    """
+
+    def __init__(self, inner: Watcher, runs: Path, started: Callable[[], None] = lambda: None) -> None:
+        self.inner, self.runs, self.started = inner, runs, started
         self._path: Path | None = None
         self._state: dict[str, Any] = {}
         self._written = 0.0
@@ -34,6 +38,7 @@ class Noting:
         self._path = self.runs / run_id / NAME
         self._state = {"run": run_id, "steps": len(steps)}
         self.inner.run_started(run_id, steps)
+        self.started()
 
     def step_started(self, step: Step, number: int) -> None:
         self._state |= {"step": step.name, "number": number, "since": time.time(), "said": step.summary, "look": None}

@@ -75,6 +75,7 @@ SHARED_SECTIONS: dict[str, str] = {
     "production": "phases.rollout.settings:production_from_node",
     "watch": "phases.rollout.settings:watch_from_node",
     "notify": "phases.notify.settings:NotifySettings",
+    "metrics": "phases.status.textfile:MetricsSettings",
 }
 
 

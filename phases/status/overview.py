@@ -1,0 +1,153 @@
+"""What ledger and run directories say at one moment, gathered once and shown in several ways."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phases.engine import live_state, progress, run_directory, session, source
+from phases.engine.journal import read as read_journal
+from phases.engine.lock import Lock, Owner, is_dead
+from phases.engine.progress import Standing, State
+from phases.engine.run_directory import RunDirectory
+from phases.engine.steps import Clock
+from phases.errors import Exit, JournalError
+from phases.ledger.checkpoint import RESULTS, Checkpoint
+from phases.ledger.ledger import Ledger
+from phases.playbook.schema import Playbook
+
+_ROLLED_BACK = (Exit.ROLLED_BACK, Exit.ROLLBACK_INCOMPLETE)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A phase that waits for a person. `since` in seconds since the epoch."""
+
+    phase: str
+    checkpoint: str
+    since: float
+    reviewer: str  # who may say yes, in words
+
+
+@dataclass(frozen=True)
+class LastGood:
+    """The release the newest passed full rollout made last-good, and when."""
+
+    release: str
+    checkpoint: str
+    at: float
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """The newest rollback in the ledger."""
+
+    checkpoint: str
+    at: float
+    verified: bool
+    reason: str
+    state: str = ""  # restored; safe: no traffic on the candidate's kernel, restarts still to come; incomplete
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One moment.
+
+    Attributes:
+        running: who holds the playbook's lock on this machine. live: what that run is doing, as it last said.
+        unfinished: attempts that were cut off. exits: exit code of each phase's latest finished attempt here.
+    """
+
+    playbook: Playbook
+    at: float
+    phases: tuple[Standing, ...]
+    waiting: tuple[Waiting, ...] = ()
+    running: Owner | None = None
+    live: dict[str, Any] | None = None
+    unfinished: tuple[str, ...] = ()
+    exits: tuple[tuple[str, int], ...] = ()
+    last_good: LastGood | None = None
+    rolled_back: RolledBack | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "playbook": self.playbook.name, "kernel": str(self.playbook.kernel), "phases": [standing.to_json() for standing in self.phases],
+            "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
+            "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
+            "rolled_back": vars(self.rolled_back) if self.rolled_back else None,
+        }  # fmt: skip
+
+
+def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
+    """Read ledger and run directories. Nothing is created where no run ever was. Raises LedgerError, JournalError."""
+    known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
+    mine = [found for found in ledger.checkpoints() if progress.of_playbook(found, playbook)]
+    owner, latest = _runs(playbook, clock)
+    unfinished = tuple(run.record.run_id for run in latest if not session.finished(run))
+    live = next((found for run in latest if owner and (found := live_state.read(run.path))), None)
+    waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
+    exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
+    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), _rolled_back(ledger, mine))
+
+
+def _waiting(standing: Standing) -> Waiting:
+    checkpoint = standing.checkpoint
+    assert checkpoint is not None, "only a recorded checkpoint waits"
+    author = checkpoint.author.partition(" <")[0]
+    reviewer = f"a reviewer other than {author}" if standing.section.four_eyes else "a reviewer"
+    return Waiting(standing.section.name, checkpoint.name, checkpoint.recorded_at, reviewer)
+
+
+def _runs(playbook: Playbook, clock: Clock) -> tuple[Owner | None, list[RunDirectory]]:
+    """(who holds the lock, each phase's latest attempt)."""
+    state: Path = source.repository_of(playbook.path) / ".phase"
+    if not state.is_dir():
+        return None, []
+    owner = Lock(state, playbook.name, clock).owner()
+    if owner and is_dead(owner):
+        owner = None  # killed: the next run takes its lock over, so nothing stands in the way
+    latest = [run_directory.attempts(state, playbook.name, section.name)[-1:] for section in playbook.phases]
+    return owner, [run for runs in latest for run in runs]
+
+
+def _exit_of(run: RunDirectory) -> int | None:
+    try:
+        ends = [record.data["exit"] for record in read_journal(run.journal, run.record.run_id) if record.event == "run-finished"]
+    except JournalError:
+        return None
+    return int(ends[-1]) if ends else None
+
+
+def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
+    passed = [found for found in mine if found.phase == "full-rollout" and found.verdict.advances]
+    if not passed:
+        return None
+    release = _facts(ledger, passed[-1]).get("end", {}).get("last_good", "")
+    return LastGood(release, passed[-1].name, passed[-1].recorded_at) if release else None
+
+
+def _rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
+    """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
+    for found in reversed(mine):
+        if found.phase == "rollback":
+            back = _facts(ledger, found).get("rollback", {})
+        elif found.phase in ("tp8-canary", "full-rollout") and not found.verdict.advances:
+            facts = _facts(ledger, found)
+            end = facts.get("end", {})
+            back = (end.get("rollback") or facts.get("rollback", {})) if end.get("exit_code") in _ROLLED_BACK else None
+        else:
+            continue
+        if back is not None:
+            return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), str(back.get("state", "")))
+    return None
+
+
+def _facts(ledger: Ledger, found: Checkpoint) -> dict[str, Any]:
+    """The facts of a checkpoint's results; nothing where they cannot be read, which `phase checkpoint verify` is for."""
+    try:
+        facts = json.loads(ledger.files(found)[RESULTS]).get("facts", {})
+    except (KeyError, ValueError, AttributeError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
