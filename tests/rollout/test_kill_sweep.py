@@ -1,0 +1,85 @@
+"""kill -9 of `phase` at the boundaries of the journal: whatever is left, `--resume` and `phase rollback` bring the fleet to one release.
+
+Engine, command line, guards, leases, sshd and sglang-router are the real ones; the workers are stand-ins, since this takes
+hundreds of restarts. `tests/benchmarks/bench_kill_sweep.py` does the same on real SGLang workers, and with every instant.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from phases.engine.closing import ledger_of
+from phases.ledger.verify import verify_ledger
+from phases.rollout import canary, waves
+from tests.fleet.sshfleet import SSHD
+from tests.rollout.kill_sweep import Boundary, boundaries, chain
+from tests.rollout.light_fleet import LightFleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
+    made = LightFleet(tmp_path_factory.mktemp("light"))
+    try:
+        yield made.up()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(("phase", "end"), [("tp8-canary", "incumbent"), ("full-rollout", "candidate")])
+def test_killed_at_the_boundaries_and_resumed_it_ends_on_one_release(fleet: LightFleet, phase: str, end: str) -> None:
+    before = len(ledger_of(fleet.playbook).checkpoints())
+    done = chain(fleet, phase, boundaries(phase, every=False), lambda boundary: _nothing_mixed(fleet, boundary))
+    assert done.returncode == 0, done.stdout
+    assert not fleet.not_converged(fleet.digests[end])
+    ledger = ledger_of(fleet.playbook)
+    (recorded,) = ledger.checkpoints()[before:]  # one run, one checkpoint, however often it was killed
+    assert (recorded.phase, recorded.verdict.value) == (phase, "PASS") and not verify_ledger(ledger)
+
+
+ROLLED_BACK_AT = [
+    ("tp8-canary", ("step-finished", canary.CANARY, "before")),
+    ("tp8-canary", ("step-finished", canary.CANARY, "after")),
+    ("full-rollout", ("step-finished", waves.wave_name(1), "before")),
+    ("full-rollout", ("step-finished", waves.wave_name(2), "after")),
+]
+
+
+@pytest.mark.parametrize(("phase", "boundary"), ROLLED_BACK_AT)
+def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFleet, phase: str, boundary: Boundary) -> None:
+    _on_the_incumbent(fleet)
+    done = fleet.phase("run", phase, "--yes", kill=boundary)
+    assert done.returncode == -9, done.stdout
+    back = fleet.phase("rollback", "--yes", "--json")
+    told = json.loads(back.stdout[back.stdout.index("{") :])
+    assert back.returncode == 0 and told["rollback"]["verified"], back.stdout
+    assert not fleet.not_converged(fleet.digests["incumbent"])
+
+
+def test_with_the_toolkit_dead_for_good_the_lease_brings_the_canary_back(fleet: LightFleet) -> None:
+    _on_the_incumbent(fleet)
+    fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"))
+    (moved,) = [state for state in fleet.states() if state.current == fleet.digests["candidate"]]
+    assert moved.lease and moved.lease.active and moved.in_service
+    until = time.monotonic() + 10 * fleet.lease
+    while left := fleet.not_converged(fleet.digests["incumbent"]):
+        assert time.monotonic() < until, left
+        time.sleep(0.5)
+    events = [json.loads(line)["event"] for line in (fleet.root(1) / "audit.log").read_text().splitlines()]
+    assert "lease_reverted" in events and events.index("lease_confirmed") < len(events) - 1 - events[::-1].index("lease_reverted")
+
+
+def _nothing_mixed(fleet: LightFleet, boundary: Boundary) -> None:
+    """Whatever instant it was: every worker that serves is wholly on the release its host says, and users are served."""
+    assert not fleet.mixed(), boundary
+    assert len(fleet.served_by()) >= 2, f"under the floor after {boundary}"
+
+
+def _on_the_incumbent(fleet: LightFleet) -> None:
+    if fleet.not_converged(fleet.digests["incumbent"]):
+        fleet.reset()
