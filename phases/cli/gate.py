@@ -149,18 +149,13 @@ def _print_head(checkpoint: Checkpoint) -> None:
 
 def _print_rules(outcome: GateOutcome) -> None:
     rows = [
-        [rule.verdict.value, _label(rule), _number(rule.estimate), _interval(rule), str(rule.n), _number(rule.threshold), rule.unit, rule.source]
+        [rule.verdict.value, rule.label, _number(rule.estimate), _interval(rule), str(rule.n), _number(rule.threshold), rule.unit, rule.source]
         for rule in outcome.rules
     ]
     show_table(["verdict", "rule", "estimate", "interval", "n", "threshold", "unit", "source"], rows, STYLES)
     for rule in outcome.rules:
-        click.echo(f"  {_label(rule)}: {rule.reason}")
+        click.echo(f"  {rule.label}: {rule.reason}")
     click.echo(f"Verdict: {outcome.verdict.value}")
-
-
-def _label(rule: RuleOutcome) -> str:
-    """The rule's kind, and the metric where the kind judges any."""
-    return f"{rule.rule} {rule.detail.get('metric', '')}".rstrip()
 
 
 def _number(value: float | None) -> str:

@@ -48,11 +48,11 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     outcome = judge(run.section.name, run.section.rules, load_results(run.checkpoint_files / RESULTS))
     write_json(run.checkpoint_files / GATE, outcome.to_json())
     for rule in outcome.rules:
-        context.progress(f"{rule.verdict.value:12} {rule.rule}: {rule.reason}")
+        context.progress(f"{rule.verdict.value:12} {rule.label}: {rule.reason}")
     now = context.clock.now()
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
     run.add_file(PAGE, page.render(view_of_draft(ledger_of(run.playbook), draft, run.record.author)).encode())
-    failed = [f"{rule.rule}: {rule.reason}" for rule in outcome.rules if not rule.verdict.advances]
+    failed = [f"{rule.label}: {rule.reason}" for rule in outcome.rules if not rule.verdict.advances]
     return {"verdict": outcome.verdict.value, "judged_at": now, "failed": failed}
 
 

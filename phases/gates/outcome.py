@@ -25,6 +25,11 @@ class RuleOutcome:
     source: str = ""  # which records or which query
     detail: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What people call it: the metric where the rule's kind judges any, else its kind."""
+        return str(self.detail.get("metric") or self.rule)
+
 
 @dataclass(frozen=True)
 class GateOutcome:
