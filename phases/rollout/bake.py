@@ -45,6 +45,7 @@ class Verdict:
         outcome: PASS, FAIL or INCONCLUSIVE; FAIL also for a fault of the canary.
         reference: the control's own latencies, for watching after a rollout, when no control is left.
         requests: answers by arm.
+        agreements: comparisons of outputs with the incumbent's, as JSON.
         looks: by test name, [seconds since the start, estimate, low, high] at each look.
     """
 
@@ -55,6 +56,7 @@ class Verdict:
     fault: Fault | None = None
     reference: tuple[Level, ...] = ()
     requests: dict[str, float] = field(default_factory=dict)
+    agreements: tuple[dict[str, Any], ...] = ()
 
     @property
     def reason(self) -> str:

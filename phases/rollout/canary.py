@@ -15,7 +15,7 @@ from phases.engine.steps import Facts, Step, StepContext
 from phases.errors import Exit, PhaseError
 from phases.fleet.host import Host
 from phases.results import Measurement, Results
-from phases.rollout import judging, shared_steps, traffic
+from phases.rollout import agreement, judging, shared_steps, traffic
 from phases.rollout.arms import Arms, choose_arms
 from phases.rollout.bake import Verdict
 from phases.rollout.decided import JUDGED, decide, decided
@@ -74,7 +74,8 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
                     context.progress(f"{names(batch)} on {digest[:12]}: every rank reports it, warm and in service")
             except PhaseError as fault:
                 failed = {"failed": str(fault), "detected": context.clock.now()}
-        return {"digest": digest, "switched": context.clock.now(), "load": traffic.kept(load), **failed}
+        agreements = [found.to_json() for found in production.agreements]
+        return {"digest": digest, "switched": context.clock.now(), "load": traffic.kept(load), "agreement": agreements, **failed}
 
     def holds(context: StepContext, facts: Facts) -> bool:
         """A canary that failed to switch or has been judged is not wanted on the candidate any more."""
@@ -94,7 +95,9 @@ def bake(run: PhaseRun, live: Live) -> Step:
         switched = context.facts[CANARY]
         if "failed" in switched:
             row = Measurement("canary_passed", 0.0, 0.0, 0.0, n=1, source=switched["failed"])
-            return {"measurements": (row,), "facts": {"bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]}, "detected": switched["detected"]}}
+            rows = (row, *agreement.measurements(switched["agreement"]))
+            facts = {"bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]}, "detected": switched["detected"]}
+            return {"measurements": rows, "facts": {**facts, "agreement": switched["agreement"]}}
         production, known = live.production(context), _judged(context, switched)
         with live.traffic(context).during(BAKE) as load:
             if known is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import queue
@@ -14,6 +15,8 @@ from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import StepContext
 from phases.fleet.host import Host
 from phases.results import Measurement
+from phases.rollout import agreement
+from phases.rollout.agreement import AgreementWatch
 from phases.rollout.arms import Arms, kinds_of
 from phases.rollout.bake import Bake, Fault, Verdict
 from phases.rollout.looks import look_facts
@@ -39,17 +42,23 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
 
     def check() -> Fault | None:
         counted[0] += 1
+        wrong = watch.disagreement()
+        if wrong:
+            return Fault(wrong.worker, wrong.reason, incumbent=False)
         return _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
         context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 
-    with probing(run, production, settings, canary, control) as probes:
+    watch = AgreementWatch(lambda turn: production.agreement(candidates[turn % len(candidates)]), production.settings.agreement,
+                           at_once=not production.agreements)  # fmt: skip
+    with probing(run, production, settings, canary, control) as probes, watch:
         bake = Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes, others=urls[""],
                     read=reader(production.settings, production.workers),
                     kinds=kinds_of(production.workers))  # fmt: skip
-        return bake.run()
+        verdict = bake.run()
+    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found]))
 
 
 class ArmProbes:
@@ -96,7 +105,7 @@ def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], Request
 def measurements(verdict: Verdict) -> tuple[Measurement, ...]:
     """What a gate judges: each test's decision, and whether a fault ended it."""
     passed = {"PASS": 1.0, "FAIL": 0.0}.get(verdict.outcome.value)
-    rows = [decision.measurement() for decision in verdict.decisions]
+    rows = [*(decision.measurement() for decision in verdict.decisions), *agreement.measurements(verdict.agreements)]
     return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
 
 
@@ -142,7 +151,7 @@ def _brief(decision: Decision) -> str:
 def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
     facts: dict[str, Any] = {"sequential": verdict.facts(), "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
-    facts["reference"] = [level.to_json() for level in verdict.reference]
+    facts |= {"reference": [level.to_json() for level in verdict.reference], "agreement": list(verdict.agreements)}
     if verdict.fault:
         host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
         facts["fault"] = {"worker": verdict.fault.worker, "reason": verdict.fault.reason, "log": production.logs(host).splitlines()[-40:] if host else []}

@@ -29,6 +29,7 @@ from phases.fleet.session import HostSession, op
 from phases.fleet.settings import FleetSettings
 from phases.fleet.bundle import Bundle
 from phases.notify.teller import Teller, silent
+from phases.rollout.agreement import Agreement, compare
 from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
@@ -89,6 +90,7 @@ class Production:
         self._locks: dict[str, HostLock] = {}
         self._leases: dict[str, Lease] = {}
         self._renewer: Renewer | None = None
+        self.agreements: list[Agreement] = []  # of each worker switched by this process
 
     def __enter__(self) -> Production:
         return self
@@ -200,6 +202,7 @@ class Production:
             if reason:
                 raise ServingError(f"{reason}.", hint="The worker goes back.", host=host.name)
             self.warm_up(host)
+            self.require_agreement(host)
             self.put_in(host)
         except PhaseError:
             self.go_back(host)
@@ -251,6 +254,23 @@ class Production:
                 return
             previous = median
         raise ServingError(f"{host.name} is still warming after {settings.sweeps} sweeps.", hint="Allow more `warm_up.sweeps`.", host=host.name)
+
+    def agreement(self, host: Host) -> Agreement:
+        """A worker's outputs judged by one on the incumbent; where none is left, by its own plain prefill."""
+        routed = self.routed()
+        others = [other for other in self.workers if other.url in routed and other.name not in self._leases]
+        teacher = next((other for other in others if other.labels.get("tp") == host.labels.get("tp")), (*others, host)[0])
+        return compare(self.client(host), self.client(teacher), self.settings.agreement)
+
+    def require_agreement(self, host: Host) -> None:
+        """ServingError when a worker's outputs are not the incumbent's: users must not see them."""
+        if self.settings.agreement.prompts == 0:
+            return
+        found = self.agreement(host)
+        self.agreements.append(found)
+        if found.reason:
+            raise ServingError(f"{found.reason}.", hint="The worker goes back; no user was served by it.", host=host.name)
+        self.progress(f"{host.name}: outputs agree with {found.teacher}'s: {found.error:.2g} nats a token apart over {found.n} tokens")
 
     def adopt_leases(self) -> None:
         """Go on renewing the leases an earlier process of this run left active. Hosts that cannot be asked are left to go back."""

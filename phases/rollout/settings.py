@@ -111,6 +111,18 @@ class FallbackSettings:
 
 
 @dataclass(frozen=True)
+class AgreementSettings:
+    """Outputs of workers on the candidate, judged by a worker on the incumbent: before users see them, and while a canary bakes."""
+
+    prompts: int = setting(6, at_least=0, at_most=64, help="prompts asked, of the built-in set, long ones first; 0: outputs are not compared in production")
+    tokens: int = setting(12, at_least=4, at_most=256, help="tokens generated a prompt")
+    every: float = setting(30.0, duration=True, at_least=0, help="time between comparisons during a bake; 0: only before a worker gets traffic")
+    error: float = setting(0.05, above=0, help="mean difference of log-probabilities, nats a token, that is acceptable beyond the incumbent's own")
+    wrong: float = setting(0.05, at_least=0, at_most=1, help="share of tokens worse than the incumbent's best that is acceptable beyond its own")
+    tie: float = setting(0.05, at_least=0, help="a token this close to the best one, in nats, is as good")
+
+
+@dataclass(frozen=True)
 class ProductionSettings:
     """What production runs and is to run, shared by the canary, the rollout, rollback and watch."""
 
@@ -122,6 +134,7 @@ class ProductionSettings:
     failure_budget: Amount = setting(help="workers that may fail or be lost before everything goes back", factory=lambda: Amount(count=0))
     fallback: FallbackSettings = setting(help="back to the incumbent's kernel without a restart", factory=FallbackSettings)
     warm_up: WarmUpSettings = setting(help="before a worker is judged", factory=WarmUpSettings)
+    agreement: AgreementSettings = setting(help="outputs compared in production", factory=AgreementSettings)
     load: LoadSettings = setting(help="own traffic", factory=LoadSettings)
     prometheus: str = setting("", pattern=r"|https?://\S+", help="Prometheus server to read metrics from; empty: the workers' own /metrics")
 
