@@ -13,7 +13,7 @@ from phases.cli.failures import run_and_exit
 COMMANDS: Table = {
     "init": ("phases.cli.init:init", "Scaffold a kernel of your own that can run phase 1 at once."),
     "doctor": ("phases.cli.doctor:doctor", "Check what this machine lacks, with the cure for each problem."),
-    "plan": ("phases.cli.run:plan", "Show what a run would do, step by step; changes nothing."),
+    "plan": ("phases.cli.plan:plan", "Show what a run would do, step by step; changes nothing."),
     "run": ("phases.cli.run:run", "Run a phase, or all phases up to the next review."),
     "status": ("phases.cli.status:status", "Show how far the kernel has come, and what is running."),
     "gate": ("phases.cli.gate:gate", "Review, approve or reject a checkpoint."),

@@ -1,4 +1,4 @@
-"""`phase plan` and `phase run`."""
+"""`phase run`."""
 
 from __future__ import annotations
 
@@ -12,43 +12,6 @@ from phases.cli.common import example, json_option, load_playbook, note, open_le
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 from phases.playbook.schema import PhaseSection, Playbook
-
-
-@click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml"))
-@click.argument("phase", required=False)
-@playbook_option
-@json_option
-def plan(phase: str | None, playbook_path: Path | None, as_json: bool) -> None:
-    """Show what `phase run` would do, step by step, host by host. Changes nothing.
-
-    PHASE limits the plan to one phase; without it all phases of the playbook are shown.
-    """
-    from phases.engine import session
-
-    playbook = load_playbook(playbook_path)
-    sections = (playbook.phase(phase),) if phase else playbook.phases
-    planned = [(section, session.plan(playbook, section, SystemClock())) for section in sections]
-    if as_json:
-        print_json({"playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [_plan_json(*row) for row in planned]})
-        return
-    for section, steps in planned:
-        _print_plan(section, steps)
-
-
-def _plan_json(section: PhaseSection, steps: list[Any]) -> dict[str, Any]:
-    rows = [{"name": step.name, "summary": step.summary, "host": step.host, "detail": step.detail} for step in steps]
-    return {"phase": section.name, "review": section.review.value, "rules": [rule.kind for rule in section.rules], "steps": rows}
-
-
-def _print_plan(section: PhaseSection, steps: list[Any]) -> None:
-    review = "then a person reviews" if section.review.value == "required" else "no review wanted"
-    review += " (--yes allowed)" if section.allow_yes else ""
-    click.echo(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
-    for number, step in enumerate(steps, 1):
-        host = "" if step.host == "local" else f"{step.host}: "
-        click.echo(f"  {number}. {host}{step.name}: {step.summary}")
-        for line in step.detail:
-            click.echo(f"       {line}")
 
 
 @click.command(

@@ -42,9 +42,14 @@ class Outcome:
 
 def plan(playbook: Playbook, section: PhaseSection, clock: Clock) -> list[Step]:
     """The steps a run would take; nothing is written and nothing is run."""
+    return _steps(plan_run(playbook, section, clock))
+
+
+def plan_run(playbook: Playbook, section: PhaseSection, clock: Clock) -> PhaseRun:
+    """The run that a plan is of; it has no directory and never starts."""
     repo = source.repository_of(playbook.path)
     record = _record_of(playbook, section, repo, clock, run_id="plan", attempt=0)
-    return _steps(_phase_run(playbook, section, repo, repo / ".phase" / "plan", record))
+    return _phase_run(playbook, section, repo, repo / ".phase" / "plan", record)
 
 
 def run_phase(

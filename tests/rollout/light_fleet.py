@@ -134,8 +134,8 @@ class LightFleet:
     router: subprocess.Popen[bytes] | None = None
     digests: dict[str, str] = field(default_factory=dict)
 
-    def up(self) -> LightFleet:
-        """Everything started: sshd, router, each worker on the incumbent as its last-good release, all in service."""
+    def prepare(self) -> LightFleet:
+        """The repository with kernel and playbook, and the ports; no worker and no router yet."""
         self.repo.mkdir(parents=True)
         if self.ssh:
             self.sshd = SshFleet(self.directory / "ssh", 1)
@@ -150,6 +150,11 @@ class LightFleet:
         self._git("config", "user.name", "Ada")
         self._git("config", "user.email", "ada@example.org")
         self.configure()
+        return self
+
+    def up(self) -> LightFleet:
+        """Everything started: sshd, router, each worker on the incumbent as its last-good release, all in service."""
+        self.prepare()
         self._start_router()
         with self.production() as production:
             made = fleet_releases(production.settings, self.kernel, environment_facts(production.settings.server, print), print)

@@ -42,6 +42,13 @@ def test_killed_at_the_boundaries_and_resumed_it_ends_on_one_release(fleet: Ligh
     assert (recorded.phase, recorded.verdict.value) == (phase, "PASS") and not verify_ledger(ledger)
 
 
+def test_the_plan_knows_what_those_runs_took_and_saw(fleet: LightFleet) -> None:
+    planned = json.loads(fleet.phase("plan", "tp8-canary", "--json").stdout)["phases"][0]["forecast"]
+    assert planned["expected"] > planned["shortest"] and planned["expected_from"] == "the steps of light-tp8-canary-0001"
+    (sight,) = planned["sights"]
+    assert sight["slowdown"] > 2.5 and "-tp8-canary-PASS after" in sight["source"]
+
+
 ROLLED_BACK_AT = [
     ("tp8-canary", ("step-finished", canary.CANARY, "before")),
     ("tp8-canary", ("step-finished", canary.CANARY, "after")),

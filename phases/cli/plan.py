@@ -1,0 +1,91 @@
+"""`phase plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from phases.cli.common import example, json_option, load_playbook, playbook_option, print_json
+from phases.engine.clock import SystemClock
+from phases.playbook.schema import PhaseSection, Playbook
+
+if TYPE_CHECKING:
+    from phases.rollout.forecast import Forecast
+
+
+@click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml", "phase plan tp8-canary --a-a quiet.jsonl.gz --rate 20"))
+@click.argument("phase", required=False)
+@click.option("--a-a", "a_a", default=None, metavar="FILE", help="Recording of two equal arms, as `phase analyze` reads it: from it the slowdown each gate can see is worked out.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second of an arm to expect; as recorded when absent.")
+@playbook_option
+@json_option
+def plan(phase: str | None, a_a: str | None, rate: float | None, playbook_path: Path | None, as_json: bool) -> None:
+    """Show what `phase run` would do, step by step, host by host. Changes nothing.
+
+    For phases that change production also a forecast: which hosts are touched, what share of requests is exposed, how long it takes, and
+    the smallest slowdown each gate can see. PHASE limits the plan to one phase; without it all phases of the playbook are shown.
+    """
+    from phases.engine import session
+
+    playbook = load_playbook(playbook_path)
+    sections = (playbook.phase(phase),) if phase else playbook.phases
+    planned = [(section, session.plan(playbook, section, SystemClock()), _forecast(playbook, section, a_a, rate)) for section in sections]
+    if as_json:
+        print_json({"playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [_to_json(*row) for row in planned]})
+        return
+    for row in planned:
+        _print(*row)
+
+
+def _forecast(playbook: Playbook, section: PhaseSection, a_a: str | None, rate: float | None) -> Forecast | None:
+    if not section.kind.changes_production:
+        return None
+    from phases.analysis import sources
+    from phases.engine import session
+    from phases.errors import AnalysisError
+    from phases.rollout.forecast import forecast
+
+    recorded = sources.read([a_a]).records if a_a else None
+    if a_a and recorded is None:
+        raise AnalysisError(f"{a_a} holds snapshots, not request records.", hint="Record an A/A run as JSON lines.")
+    return forecast(session.plan_run(playbook, section, SystemClock()), recorded, rate)
+
+
+def _to_json(section: PhaseSection, steps: list[Any], expected: Forecast | None) -> dict[str, Any]:
+    rows = [{"name": step.name, "summary": step.summary, "host": step.host, "detail": step.detail} for step in steps]
+    found = {"phase": section.name, "review": section.review.value, "rules": [rule.kind for rule in section.rules], "steps": rows}
+    return found | {"forecast": expected.to_json() if expected else None}
+
+
+def _print(section: PhaseSection, steps: list[Any], expected: Forecast | None) -> None:
+    review = "then a person reviews" if section.review.value == "required" else "no review wanted"
+    review += " (--yes allowed)" if section.allow_yes else ""
+    click.echo(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
+    for number, step in enumerate(steps, 1):
+        host = "" if step.host == "local" else f"{step.host}: "
+        click.echo(f"  {number}. {host}{step.name}: {step.summary}")
+        for line in step.detail:
+            click.echo(f"       {line}")
+    if expected:
+        _print_forecast(expected)
+
+
+def _print_forecast(expected: Forecast) -> None:
+    click.echo("  Forecast")
+    for step in expected.moved:
+        share = f"; the candidate then serves {step.share:.0%} of requests" if step.share else ""
+        click.echo(f"       {step.step}: {len(step.hosts)} restarted ({', '.join(step.hosts)}){share}")
+    click.echo(f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed")
+    recorded = f"{_time(expected.expected)}, as {expected.expected_from}" if expected.expected is not None else f"unknown ({expected.expected_from})"
+    click.echo(f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases")
+    for sight in expected.sights:
+        seen = f"slowdowns from {sight.slowdown:.2f}x on" if sight.slowdown else "unknown"
+        click.echo(f"       {sight.gate} can see in {sight.metric}: {seen} ({sight.source})")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
