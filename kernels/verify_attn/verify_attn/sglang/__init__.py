@@ -11,7 +11,9 @@ toolkit can check: a log line, a fact file per rank (`facts`), `/server_info` an
 Environment:
     VERIFY_ATTN_FACTS    directory for the fact files
     VERIFY_ATTN_RELEASE  digest of the release this server runs, repeated in the facts
-    VERIFY_ATTN_CONTROL  file that says `candidate` or `incumbent`; read at every forward, see `control`
+    VERIFY_ATTN_CONTROL  file whose first byte says which kernel runs; looked at by every forward, see `control`
+    VERIFY_ATTN_HOT      how that byte reaches captured graphs: candidate, both or off; see `graphs`
+    VERIFY_ATTN_SHADOW   share of verify steps on which both kernels run and are compared; see `shadow`
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def activate() -> None:
         offer(name)
     draft.hook_factory()
     publish.hook_server_info()
-    if not on_cuda:
+    if on_cuda:
+        from verify_attn.sglang import graphs
+
+        graphs.hook()
+    else:
         _keep_triton_out()
         # SGLang's draft workers synchronise the device without asking whether there is one.
         torch.cuda.synchronize = lambda device=None: None

@@ -1,0 +1,166 @@
+"""Run inside the serving environment by test_hot_seam.py: the hot fallback under CUDA graphs, on SGLang's own classes, without a GPU.
+
+Real are the hook registry, the graph runner's admission, its loop over what to capture, its keys, and the graph backend that captures
+and replays. Stand-ins are torch's CUDA graph, which remembers the function and runs it again, and the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import torch
+
+CONTROL = tempfile.NamedTemporaryFile(delete=False)
+CONTROL.write(b"c")
+CONTROL.close()
+os.environ |= {"VERIFY_ATTN_CONTROL": CONTROL.name, "VERIFY_ATTN_HOT": "both"}
+
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
+from sglang.srt.model_executor.runner import decode_cuda_graph_runner as runners  # noqa: E402
+from sglang.srt.model_executor.runner_backend import full_cuda_graph_backend as backends  # noqa: E402
+from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from verify_attn.sglang import graphs  # noqa: E402
+from verify_attn.sglang.control import Control  # noqa: E402
+from verify_attn.sglang.cuda_backend import CudaBackend  # noqa: E402
+from verify_attn.sglang.facts import Counters  # noqa: E402
+from verify_attn.sglang.graphs import Graphs, Way  # noqa: E402
+from verify_attn.sglang.shadow import Shadow  # noqa: E402
+
+
+class Graph:
+    """Stand-in for torch.cuda.CUDAGraph: replaying runs what was captured once more."""
+
+    def __init__(self) -> None:
+        self.function = None
+
+    def replay(self) -> None:
+        self.function()
+
+
+def put(byte: bytes) -> None:
+    handle = os.open(CONTROL.name, os.O_WRONLY)
+    os.pwrite(handle, byte, 0)
+    os.close(handle)
+
+
+def our_backend(way: Way, rate: float = 0.0) -> CudaBackend:
+    made = CudaBackend.__new__(CudaBackend)
+    made.control, made.counters, made.graphs = Control(CONTROL.name), Counters(), Graphs(way, captures=True)
+    made.shadow = Shadow(rate, made.control)
+    made.use, made.shadowing, made.verifying = True, False, True
+    return made
+
+
+def runner(backend: object) -> runners.DecodeCudaGraphRunner:
+    made = runners.DecodeCudaGraphRunner.__new__(runners.DecodeCudaGraphRunner)
+    model = SimpleNamespace(
+        attn_backend=backend, spec_algorithm=SpeculativeAlgorithm.from_string("NGRAM"), is_draft_worker=False, device="cpu", gpu_id=0, model=None,
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type="deepseek_v3")),
+    )  # fmt: skip
+    made.__dict__ |= {
+        "attn_backend": backend, "model_runner": model, "ragged_verify_mode": False, "captured_req_width": 5, "require_mlp_tp_gather": False,
+        "enable_pdmux": False, "record_nolora_graph": False, "disable_padding": False, "max_bs": 4, "require_mlp_sync": False,
+        "is_encoder_decoder": False, "enable_two_batch_overlap": False, "capture_bs": [1, 2, 4], "compile_bs": [], "_profiler": None,
+    }  # fmt: skip
+    made.attention_graph_variants = runners.create_dsv41_candidate_graph_variants(model, ForwardMode.TARGET_VERIFY, 5)
+    return made
+
+
+def batch(size: int = 2) -> SimpleNamespace:
+    return SimpleNamespace(replace_embeds=None, spec_info=None, batch_size=size, forward_mode=ForwardMode.TARGET_VERIFY, lora_ids=None,
+                           input_ids=torch.zeros(size * 5))  # fmt: skip
+
+
+def eager_incumbent() -> dict:
+    """Way `candidate`: admission to the graph follows the control, and what was decided for a batch stays."""
+    put(b"c")
+    ours = our_backend(Way.CANDIDATE)
+    made, planned = runner(ours), batch()
+    found = {"variants": made.attention_graph_variants is None, "candidate": made.can_run_graph(planned)}
+    put(b"i")
+    found["planned stays"] = made.can_run_graph(planned)
+    found["incumbent"] = made.can_run_graph(batch())
+    found["too large for any graph"] = made.can_run_graph(batch(8))
+    put(b"c")
+    found["candidate again"] = made.can_run_graph(batch())
+    found["another backend"] = runner(SimpleNamespace()).can_run_graph(batch())
+    compared = our_backend(Way.CANDIDATE, rate=1.0)
+    found["compared step"] = runner(compared).can_run_graph(batch())
+    found["off"] = runner(our_backend(Way.OFF)).can_run_graph(batch())
+    return found
+
+
+def both_captured() -> dict:
+    """Way `both`: SGLang's loop captures each shape twice, and each replay picks by the control."""
+    put(b"c")
+    ours = our_backend(Way.BOTH)
+    made = runner(ours)
+    graph_backend = graph_backend_of(made)
+    made.backend, ran = graph_backend, []
+
+    def capture_one_shape(size, forward, stream_idx=None, variant_label=None, attention_variant=None):
+        ours.verifying = True
+        ours.use = graphs.capturing() != graphs.INCUMBENT_GRAPH  # as init_forward_metadata_out_graph does
+        uses = ours.use
+        graph_backend.capture_one(made._make_graph_key(size, stream_idx, variant_label, attention_variant), lambda: ran.append((size, uses)))
+
+    made.capture_one_shape = capture_one_shape
+    runners.torch_compile_decoration.patch_model = lambda *a, **k: contextlib.nullcontext(lambda: None)
+    runners.get_available_gpu_memory = lambda *a, **k: 0.0
+    runners.get_parallel = lambda: SimpleNamespace(tp_rank=1, tp_group=None)
+    torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 31)
+    made._capture_one_stream()
+    found = {"labels": list(made.attention_graph_variants.capture_labels), "graphs": len(graph_backend._graphs), "cost": ours.graphs.facts(),
+             "label after": graphs.capturing()}  # fmt: skip
+    ran.clear()
+    for byte in (b"c", b"i", b"c"):
+        put(byte)
+        for size in (1, 4):
+            seen = batch(size)
+            assert made.can_run_graph(seen)
+            key = made._make_graph_key(size, attention_variant=made._resolve_attention_variant(seen, size))
+            graph_backend.replay(key, seen)
+    found["replayed"] = ran
+    return found
+
+
+def graph_backend_of(made: runners.DecodeCudaGraphRunner) -> backends.FullCudaGraphBackend:
+    graph_backend = backends.FullCudaGraphBackend.__new__(backends.FullCudaGraphBackend)
+
+    @contextlib.contextmanager
+    def graph(cuda_graph, pool, stream):
+        yield
+
+    precarve = SimpleNamespace(measure=contextlib.nullcontext, mint=lambda: None)
+    graph_backend.__dict__ |= {
+        "_graphs": {}, "_outputs": {}, "_pool": None, "_cuda_graph_runner": made, "_capture_stream": None, "_precarve": precarve,
+        "_reuse_output_buffer": False, "_output_buffer": None, "_memory_saver_adapter": None, "_tp_group": SimpleNamespace(barrier=lambda: None),
+        "_device_module": SimpleNamespace(synchronize=lambda: None, graph=graph),
+    }  # fmt: skip
+    torch.cuda.CUDAGraph = Graph
+    backends.graph_pool_capture_scope = backends.graph_pool_replay_scope = contextlib.nullcontext
+    original = backends.FullCudaGraphBackend.capture_one
+
+    def remembering(self, key, function, *arguments, **options):
+        original(self, key, function, *arguments, **options)
+        self._graphs[key].function = function
+
+    graph_backend.capture_one = remembering.__get__(graph_backend)
+    return graph_backend
+
+
+def main() -> None:
+    graphs.hook()
+    HookRegistry.apply_hooks()
+    report = {"missing": graphs.missing_hook(Way.BOTH), "eager": eager_incumbent(), "both": both_captured()}
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
