@@ -26,7 +26,7 @@ FLEET, PUSH, REPORT, LEAVE = "look at the fleet", "push the releases", "write th
 
 
 def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
-    """Every worker is reached, serves and is in service; an embedded fleet is brought up first."""
+    """Every worker is reached, serves, is in service and runs what the others run; an embedded fleet is brought up first."""
 
     def look(context: StepContext) -> Facts:
         environment = environment_facts(live.settings.server, context.progress)
@@ -34,10 +34,11 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
         _bring_up(run, live, context, bundles)
         states = live.production(context).observe()
         _require_well(states)
+        _require_one_release(states, bundles["candidate"].digest)
         require_metrics(live.production(context), run.settings.judge)
         return {"environment": environment, "workers": [s.describe() for s in states], "digests": {side: b.digest for side, b in bundles.items()}}
 
-    return Step(FLEET, f"{len(fleet_settings(run).workers())} workers reached, serving, in service", look, detail=detail)
+    return Step(FLEET, f"{len(fleet_settings(run).workers())} workers reached, serving, in service, on one release", look, detail=detail)
 
 
 def push_releases(run: PhaseRun, live: Live, hosts: Sequence[Host]) -> Step:
@@ -119,3 +120,14 @@ def _require_well(states: Sequence[WorkerState]) -> None:
     out = [s.host.name for s in states if not s.in_service]
     if out:
         raise FleetError(f"the router does not send anything to {', '.join(out)}.", hint="Put them into service first.")
+
+
+def _require_one_release(states: Sequence[WorkerState], candidate: str) -> None:
+    """Whatever a worker under a lease of this very run runs, the others must agree: else canary and control differ by more than the candidate."""
+    settled = {s.host.name: s.current for s in states if not (s.lease and s.lease.active)}
+    found = sorted(set(settled.values()))
+    if len(found) > 1:
+        shown = "; ".join(f"{digest[:12]} on {', '.join(name for name, current in settled.items() if current == digest)}" for digest in found)
+        raise FleetError(f"workers run different releases before anything has moved: {shown}.", hint="Bring them together first: `phase rollback`.")
+    if found == [candidate]:
+        raise FleetError(f"all workers run the candidate {candidate[:12]} already.", hint="There is nothing to try out; `phase fleet status` shows it.")
