@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ from phases.errors import UsageError
 if TYPE_CHECKING:
     from phases.ledger.ledger import Ledger
     from phases.playbook.schema import Playbook
+    from phases.report.blocks import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
 CANDIDATES = ("playbook.yaml", "playbooks/local.yaml")
@@ -102,6 +103,15 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: di
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def show_blocks(blocks: Iterable[Block], styles: dict[str, str] | None = None) -> None:
+    """Tables and lines, one below the other."""
+    for block in blocks:
+        if block.columns:
+            show_table(block.columns, block.rows, styles)
+        else:
+            say(block.text, fg=block.colour or None, bold=block.bold or None)
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> Any:

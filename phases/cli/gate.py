@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, json_option, load_playbook, note, open_ledger, playbook_option, print_json, short, show_table, when
+from phases.cli.common import (
+    STYLES, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, short, show_blocks,
+)  # fmt: skip
 from phases.cli.lazy import LazyGroup
-from phases.engine.clock import SystemClock
-from phases.errors import Exit, UsageError
+from phases.engine.clock import SystemClock, age
+from phases.errors import Exit, LedgerError, UsageError
 
 if TYPE_CHECKING:
-    from phases.gates.outcome import GateOutcome, RuleOutcome
     from phases.ledger.checkpoint import Checkpoint
     from phases.ledger.ledger import Ledger
     from phases.playbook.schema import Playbook
+    from phases.report.view import ReportView
 
 reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 digest_option = click.option(
@@ -38,37 +41,86 @@ def gate() -> None:
     """
 
 
-@click.command(epilog=example("phase gate review", "phase gate review build-parity", "phase gate review 3 --html review.html"))
+@click.command(epilog=example("phase gate review", "phase gate review build-parity --no-ask", "phase gate review 3 --html review.html"))
 @which
 @click.option("--html", "html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the review as one self-contained page.")
+@click.option("--ask/--no-ask", default=True, help="On a terminal, ask for the decision after showing what waits for one. Default: ask.")
 @playbook_option
 @json_option
-def review(checkpoint: str | None, html: Path | None, playbook_path: Path | None, as_json: bool) -> None:
-    """Show what a gate concluded, rule by rule: estimate, interval, samples, threshold, source.
+def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: Path | None, as_json: bool) -> None:
+    """Show what a gate concluded, verdict first: each rule's estimate, interval, samples, threshold and source; benchmark; canary against
+    control; rollback timeline; what changed since the last approved checkpoint; provenance.
 
-    Exits with 0 whatever the verdict: showing it worked.
+    Exits with 0 whatever the verdict: showing it worked. Nothing is decided unless you answer.
     """
-    from phases.engine.closing import read_gate
-
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
     chosen = choose(playbook, ledger, checkpoint)
-    files = ledger.files(chosen)
-    outcome = read_gate(chosen, files)
-    approvals = ledger.approvals(chosen)
+    view = _view(ledger, chosen, playbook)
     if html is not None:
-        _write_page(ledger, chosen, playbook, html)
+        from phases.report import page
+
+        html.write_text(page.render(view), encoding="utf-8")
+        note(f"wrote {html}")
     if as_json:
-        print_json({"checkpoint": chosen.to_json(), "gate": outcome.to_json(), "approvals": [vars(row) for row in approvals]})
+        print_json({"checkpoint": chosen.to_json(), "gate": view.gate.to_json(), "approvals": [vars(row) for row in view.approvals], "review": view.review})
         return
-    _print_head(chosen)
-    _print_rules(outcome)
-    for row in approvals:
-        click.echo(f"{row.decision}: {row.person}, {when(row.at)}: {row.reason}")
-    others = sorted(name for name in files if name.endswith((".txt", ".png", ".html")))
-    click.echo(f"Tables and plots: {', '.join(others)} (`phase checkpoint show {chosen.number} --file NAME`)." if others else "")
-    if outcome.verdict.advances and not approvals:
-        click.echo(f'To decide: phase gate approve {chosen.number} --digest {short(chosen.digest)} --reason "…"   (or reject)')
+    _show(view, chosen, ledger)
+    _decide(view, chosen, ledger, playbook, ask)
+
+
+def _view(ledger: Ledger, chosen: Checkpoint, playbook: Playbook) -> ReportView:
+    from phases.engine.closing import read_gate
+    from phases.report.view import view_of_checkpoint
+
+    read_gate(chosen, ledger.files(chosen))
+    required = any(section.name == chosen.phase and section.review.value == "required" for section in playbook.phases)
+    try:
+        return view_of_checkpoint(ledger, chosen, review_required=required)
+    except (ValueError, KeyError, TypeError) as fault:
+        raise LedgerError(f"{chosen.name} cannot be shown: {fault}.", hint=f"Run `phase checkpoint verify {chosen.number}`.") from fault
+
+
+def _show(view: ReportView, chosen: Checkpoint, ledger: Ledger) -> None:
+    from phases.report.review_text import review_blocks
+
+    show_blocks(review_blocks(view, age=age(SystemClock().now() - chosen.recorded_at)), STYLES)
+    others = sorted(name for name in ledger.files(chosen) if name.endswith((".txt", ".png", ".html")))
+    if others:
+        click.echo(f"  tables and plots: {', '.join(others)} (`phase checkpoint show {chosen.number} --file NAME`)")
+    click.echo("")
+
+
+def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Playbook, ask: bool) -> None:
+    """The commands that decide, or, on a terminal, the question itself. Only what waits for a decision is asked about."""
+    if view.approvals or not view.gate.verdict.advances or view.review == "":
+        return
+    option = option_for(playbook)
+    if not (ask and sys.stdin.isatty() and is_terminal()):
+        arguments = f'{chosen.number} --digest {short(chosen.digest)} --reason "…"{option}'
+        click.echo(f"To decide: phase gate approve {arguments}")
+        click.echo(f"       or: phase gate reject {arguments}")
+        return
+    answer = click.prompt("Approve, reject, or decide later? [a/r/Enter]", default="", show_default=False, prompt_suffix=" ").strip().lower()
+    decision = {"a": "approve", "approve": "approve", "r": "reject", "reject": "reject"}.get(answer)
+    if decision is None:
+        click.echo("Nothing was decided." if not answer else f"{answer!r} is neither; nothing was decided.")
+        return
+    _record(decision, ledger, chosen, playbook, click.prompt("Why? It is kept in the ledger for good"), chosen.digest, as_json=False)
+
+
+def _record(decision: str, ledger: Ledger, chosen: Checkpoint, playbook: Playbook, reason: str, seen: str, as_json: bool) -> None:
+    """Write a decision into the ledger, and say so."""
+    from phases.ledger import approvals
+    from phases.status.textfile import keep_written
+
+    now = SystemClock().now()
+    if decision == "approve":
+        made = approvals.approve(ledger, chosen, reason=reason, seen=seen, at=now, four_eyes=playbook.phase(chosen.phase).four_eyes)
+    else:
+        made = approvals.reject(ledger, chosen, reason=reason, seen=seen, at=now)
+    _print_decision(chosen, made, as_json)
+    keep_written(playbook, SystemClock(), note)
 
 
 @click.command(epilog=example('phase gate approve 3 --digest 3f2a91c07be45d18 --reason "4.1x on every case, parity clean"'))
@@ -79,15 +131,11 @@ def review(checkpoint: str | None, html: Path | None, playbook_path: Path | None
 @json_option
 def approve(checkpoint: str | None, reason: str, digest: str | None, playbook_path: Path | None, as_json: bool) -> None:
     """Approve a checkpoint: your git identity, the reason and the digest you saw go into the ledger."""
-    from phases.ledger import approvals
-
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
     chosen = choose(playbook, ledger, checkpoint)
-    section = playbook.phase(chosen.phase)
-    seen = digest or _ask_digest(chosen)
-    made = approvals.approve(ledger, chosen, reason=reason, seen=seen, at=SystemClock().now(), four_eyes=section.four_eyes)
-    _print_decision(chosen, made, as_json)
+    playbook.phase(chosen.phase)  # one that the playbook does not have cannot be approved by it
+    _record("approve", ledger, chosen, playbook, reason, digest or _ask_digest(chosen), as_json)
 
 
 @click.command(epilog=example('phase gate reject 3 --digest 3f2a91c07be45d18 --reason "slower at q65"'))
@@ -98,13 +146,10 @@ def approve(checkpoint: str | None, reason: str, digest: str | None, playbook_pa
 @json_option
 def reject(checkpoint: str | None, reason: str, digest: str | None, playbook_path: Path | None, as_json: bool) -> None:
     """Reject a checkpoint: the next phase stays closed until the phase is run again."""
-    from phases.ledger import approvals
-
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
     chosen = choose(playbook, ledger, checkpoint)
-    made = approvals.reject(ledger, chosen, reason=reason, seen=digest or _ask_digest(chosen), at=SystemClock().now())
-    _print_decision(chosen, made, as_json)
+    _record("reject", ledger, chosen, playbook, reason, digest or _ask_digest(chosen), as_json)
 
 
 def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint:
@@ -118,52 +163,13 @@ def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint
     return of_phase[-1] if of_phase else ledger.find(wanted or "latest")
 
 
-def _write_page(ledger: Ledger, checkpoint: Checkpoint, playbook: Playbook, path: Path) -> None:
-    from phases.report import page
-    from phases.report.view import view_of_checkpoint
-
-    required = any(section.name == checkpoint.phase and section.review.value == "required" for section in playbook.phases)
-    path.write_text(page.render(view_of_checkpoint(ledger, checkpoint, review_required=required)), encoding="utf-8")
-    note(f"wrote {path}")
-
-
 def _ask_digest(checkpoint: Checkpoint) -> str:
     """The reviewer confirms on a terminal what they are looking at; elsewhere the digest must be given."""
-    import sys
-
     if not sys.stdin.isatty():
         raise UsageError("a decision is bound to the digest that was seen.", hint="Give --digest with what `phase gate review` shows.")
     note(f"{checkpoint.name}, recorded by {checkpoint.author}, digest {short(checkpoint.digest)}")
     click.confirm("Is this the checkpoint you reviewed?", abort=True, err=True)
     return checkpoint.digest
-
-
-def _print_head(checkpoint: Checkpoint) -> None:
-    manifest = checkpoint.manifest
-    source = manifest.get("source", {})
-    tree = " with uncommitted changes" if source.get("dirty") else ""
-    click.echo(f"Checkpoint {checkpoint.name}  digest {short(checkpoint.digest)}")
-    click.echo(f"  kernel {manifest.get('kernel')}, commit {(source.get('commit') or 'none')[:12]}{tree}")
-    click.echo(f"  by {checkpoint.author}, {when(str(manifest.get('recorded_at')))} UTC, run {manifest.get('run')}")
-
-
-def _print_rules(outcome: GateOutcome) -> None:
-    rows = [
-        [rule.verdict.value, rule.label, _number(rule.estimate), _interval(rule), str(rule.n), _number(rule.threshold), rule.unit, rule.source]
-        for rule in outcome.rules
-    ]
-    show_table(["verdict", "rule", "estimate", "interval", "n", "threshold", "unit", "source"], rows, STYLES)
-    for rule in outcome.rules:
-        click.echo(f"  {rule.label}: {rule.reason}")
-    click.echo(f"Verdict: {outcome.verdict.value}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _interval(rule: RuleOutcome) -> str:
-    return "-" if rule.low is None or rule.high is None else f"{rule.low:.4g} … {rule.high:.4g}"
 
 
 def _print_decision(checkpoint: Checkpoint, made: Any, as_json: bool) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from phases.cli.common import (
-    STYLES, example, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, rich_table, say, show_table, when,
+    STYLES, example, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, rich_table, show_blocks, when,
 )  # fmt: skip
 from phases.engine.clock import SystemClock, age
+from phases.report.blocks import Block, line
 
 if TYPE_CHECKING:
     from phases.engine.progress import Standing
@@ -38,11 +40,9 @@ def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Pa
 
     Looking changes nothing and exits with 0 whatever it finds; a host or router that does not answer within --timeout is shown as such.
     """
-    from phases.status.fleet_view import FleetWatcher
-
     playbook = load_playbook(playbook_path)
-    with FleetWatcher(playbook) as fleet:
-        look = _Look(playbook, fleet if ask else None, timeout, textfile)
+    with contextlib.ExitStack() as stack:
+        look = _Look(playbook, stack.enter_context(_fleet(playbook)) if ask else None, timeout, textfile)
         if not watch:
             _print(look, as_json)
             return
@@ -50,6 +50,12 @@ def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Pa
             _watch(look, interval, as_json)
         except KeyboardInterrupt:
             pass  # that is how one ends it
+
+
+def _fleet(playbook: Playbook) -> FleetWatcher:
+    from phases.status.fleet_view import FleetWatcher
+
+    return FleetWatcher(playbook)
 
 
 @dataclass
@@ -76,11 +82,7 @@ def _print(look: _Look, as_json: bool) -> None:
     if as_json:
         print_json(_json(seen, live))
         return
-    for block in _blocks(seen, live):
-        if block.columns:
-            show_table(block.columns, block.rows, _STYLES)
-        else:
-            say(block.text, **block.style)
+    show_blocks(_blocks(seen, live), _STYLES)
 
 
 def _watch(look: _Look, interval: float, as_json: bool) -> None:
@@ -110,8 +112,8 @@ def _drawn(seen: Overview, live: FleetLook | None, interval: float) -> Any:
 
     parts: list[Any] = [Text(f"{seen.playbook.name}  {time.strftime('%H:%M:%S')}, every {interval:g} s, Ctrl-C ends\n", style="dim")]
     for block in _blocks(seen, live):
-        colour = " ".join(filter(None, ["bold" if block.style.get("bold") else "", str(block.style.get("fg", ""))]))
-        parts.append(rich_table(block.columns, block.rows, _STYLES) if block.columns else Text(block.text, style=colour))
+        style = " ".join(filter(None, ["bold" if block.bold else "", block.colour]))
+        parts.append(rich_table(block.columns, block.rows, _STYLES) if block.columns else Text(block.text, style=style))
     return Group(*parts)
 
 
@@ -119,75 +121,61 @@ def _json(seen: Overview, live: FleetLook | None) -> dict[str, Any]:
     return {**seen.to_json(), "fleet": live.to_json() if live else None}
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A table, or a line of text with its style."""
-
-    columns: tuple[str, ...] = ()
-    rows: tuple[list[str], ...] = ()
-    text: str = ""
-    style: dict[str, Any] = field(default_factory=dict)
-
-
-def _line(text: str, **style: Any) -> _Block:
-    return _Block(text=text, style=style)
-
-
-def _blocks(seen: Overview, live: FleetLook | None) -> list[_Block]:
+def _blocks(seen: Overview, live: FleetLook | None) -> list[Block]:
     columns = ("phase", "state", "checkpoint", "age", "reviewed by")
-    blocks = [_Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))]
+    blocks = [Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))]
     option = option_for(seen.playbook)
     for row in seen.waiting:
         text = f"Waiting: {row.phase} for {row.reviewer} since {_moment(row.since)} ({age(seen.at - row.since)}): `phase gate review {row.phase}{option}`"
-        blocks.append(_line(text, fg="yellow"))
+        blocks.append(line(text, "yellow"))
     blocks += _reasons(seen.phases) + _running(seen, option) + _production(seen, live)
     return blocks
 
 
-def _row(standing: Standing, now: float) -> list[str]:
+def _row(standing: Standing, now: float) -> tuple[str, ...]:
     checkpoint = standing.checkpoint
     if checkpoint is None:
-        return [standing.section.name, standing.state.value, "-", "-", "-"]
+        return standing.section.name, standing.state.value, "-", "-", "-"
     reviewer = standing.approvals[-1].person.partition(" <")[0] if standing.approvals else "-"
-    return [standing.section.name, standing.state.value, checkpoint.name, age(now - checkpoint.recorded_at), reviewer]
+    return standing.section.name, standing.state.value, checkpoint.name, age(now - checkpoint.recorded_at), reviewer
 
 
-def _reasons(known: tuple[Standing, ...]) -> list[_Block]:
+def _reasons(known: tuple[Standing, ...]) -> list[Block]:
     lines = []
     for standing in known:
         for approval in standing.approvals[-1:]:
             verb = {"approve": "Approved", "reject": "Rejected"}[approval.decision]
-            lines.append(_line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})"))
+            lines.append(line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})"))
         if standing.state.value == "stale":
-            lines.append(_line(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again."))
+            lines.append(line(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again."))
     return lines
 
 
-def _running(seen: Overview, option: str) -> list[_Block]:
+def _running(seen: Overview, option: str) -> list[Block]:
     if seen.running is None:
         phase_of = lambda run: run.removeprefix(seen.playbook.name + "-").rpartition("-")[0]  # noqa: E731
-        return [_line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", fg="yellow") for run in seen.unfinished]
-    lines = [_line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
+        return [line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", "yellow") for run in seen.unfinished]
+    lines = [line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
     if seen.live:
         from phases.cli.live_view import look_head, look_row
 
         state = seen.live
-        lines.append(_line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}: {state['said']}"))
+        lines.append(line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}: {state['said']}"))
         if look := state.get("look"):
-            lines += [_line(f"  {look_head(look)}"), *(_line(f"  {look_row(row)} {row['outcome']}") for row in look["tests"])]
+            lines += [line(f"  {look_head(look)}"), *(line(f"  {look_row(row)} {row['outcome']}") for row in look["tests"])]
     return lines
 
 
-def _production(seen: Overview, live: FleetLook | None) -> list[_Block]:
-    blocks: list[_Block] = []
+def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
+    blocks: list[Block] = []
     good, back = seen.last_good, seen.rolled_back
     if live and live.workers:
         columns = ("worker", "runs", "kernel", "last good", "lease", "serving", "in service", "problem")
-        blocks += [_line(""), _Block(columns, tuple(_worker(row) for row in live.workers))]
+        blocks += [line(""), Block(columns, tuple(_worker(row) for row in live.workers))]
     if live and live.note and (live.workers or "has no fleet" not in live.note):
-        blocks.append(_line(live.note, fg="yellow" if live.workers else None))
+        blocks.append(line(live.note, "yellow" if live.workers else ""))
     if good:
-        blocks.append(_line(f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"))
+        blocks.append(line(f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"))
     if back:
         end = "verified" if back.verified else "INCOMPLETE: a person is needed"
         if back.state == "restored":
@@ -195,14 +183,14 @@ def _production(seen: Overview, live: FleetLook | None) -> list[_Block]:
         elif back.state == "safe":
             end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
-        blocks.append(_line(text, fg=None if back.verified else "red", bold=not back.verified))
+        blocks.append(line(text, "" if back.verified else "red", bold=not back.verified))
     return blocks
 
 
-def _worker(row: WorkerView) -> list[str]:
+def _worker(row: WorkerView) -> tuple[str, ...]:
     runs = row.current[:12] or "-"
     kernel = {"incumbent": "fell back", "candidate": "own", "mixed": "MIXED"}.get(row.kernel, "-")
-    return [row.name, runs, kernel, row.last_good[:12] or "-", row.lease or "-", _yes(row.serving), _yes(row.in_service), row.problem]
+    return row.name, runs, kernel, row.last_good[:12] or "-", row.lease or "-", _yes(row.serving), _yes(row.in_service), row.problem
 
 
 def _yes(value: bool | None) -> str:

@@ -23,7 +23,6 @@ from phases.fleet.releases import NEVER, read_inventory
 from phases.fleet.router import make_router
 from phases.fleet.settings import FleetSettings
 from phases.playbook.schema import Playbook
-from phases.rollout import hot
 from phases.serving.client import Client
 
 AT_ONCE = 128  # hosts asked at the same time, so that some that hang keep no other waiting
@@ -73,6 +72,8 @@ class FleetWatcher:
         """Ask everything; what has not answered within so many seconds is told as such."""
         if self._fleet is None or self.settings is None:
             return FleetLook(note=self.why_not)
+        from phases.rollout import hot  # brings scipy, which a playbook without a fleet need not wait for
+
         begun, hosts, router = time.monotonic(), self._fleet.hosts, self.settings.router
         health = _begin(lambda: fan_out(hosts, lambda host: Client(host.url, host.name).health(min(5.0, seconds)), limit=AT_ONCE, deadline=seconds))
         routed = _begin(lambda: {worker.url for worker in make_router(router, SystemClock()).workers() if worker.healthy})
