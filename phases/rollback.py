@@ -7,7 +7,7 @@ ended by what is observed. It leaves a checkpoint of its own with the timeline.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from phases.ledger.provenance import statement
 from phases.playbook.schema import Playbook
 from phases.results import Results
 from phases.rollout.live import open_production
-from phases.rollout.production import Production
+from phases.rollout.production import Production, WorkerState
 from phases.rollout.report import table
 from phases.rollout import hot
 from phases.rollout.hot import HotSwitch
@@ -112,6 +112,8 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
 def before_rollout(playbook: Playbook, production: Production) -> str:
     """Where to go when every host already runs its last-good release: to what the latest full rollout replaced."""
     states = production.observe()
+    if half := _before_half_kept(states):
+        return half
     if any(state.error or state.current != state.last_good or (state.lease and state.lease.active) for state in states):
         return ""
     ledger = ledger_of(playbook)
@@ -120,6 +122,14 @@ def before_rollout(playbook: Playbook, production: Production) -> str:
         if end.get("last_good") == states[0].current and end.get("previous"):
             return str(end["previous"])
     return ""
+
+
+def _before_half_kept(states: Sequence[WorkerState]) -> str:
+    """A rollout cut off while it made its release last-good leaves two last-good releases: then what all of them had before; else empty."""
+    good = {state.last_good for state in states if not state.error}
+    kept = [state for state in states if state.lease and state.lease.state == "kept" and state.lease.release == state.last_good]
+    before = {state.lease.previous for state in kept if state.lease}
+    return before.pop() if len(good) == 2 and len(before) == 1 and good - {state.last_good for state in kept} == before else ""
 
 
 def _code(ended: Rollback, *, only_safe: bool) -> Exit:

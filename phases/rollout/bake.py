@@ -24,7 +24,7 @@ from phases.errors import AnalysisError
 from phases.rollout.metrics import Read, as_scrape, read_metrics
 from phases.rollout.prometheus_source import SourceError
 from phases.rollout.reference import Level, Recorder
-from phases.rollout.settings import JudgeSettings
+from phases.rollout.settings import ERRORS, JudgeSettings
 from phases.serving.load import RequestRecord
 
 
@@ -116,8 +116,8 @@ class Bake:
         tests = [self.settings.test(metric) for metric in self.settings.metrics]
         self._histograms = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
         self._records = [SequentialTest(test, source="own requests to each arm") for test in tests] if self.probes else []
-        self._errors = ErrorTest("5xx", tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.settings.window,
-                                 deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source)  # fmt: skip
+        self._errors = {kind: ErrorTest(kind, tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.settings.window,
+                                        deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source) for kind in ERRORS}  # fmt: skip
         self._counters = CounterWindows()
         self._looks: dict[str, list[list[float | None]]] = {}
         self._reference = Recorder(self.settings.metrics)
@@ -140,9 +140,9 @@ class Bake:
             self.clock.sleep(max(0.0, next_look - self.clock.now()))
 
     def _outcome(self, decisions: Sequence[Decision], elapsed: float) -> Outcome:
-        found = {d.outcome for d in decisions}
-        if Outcome.FAIL in found:
+        if any(d.outcome is Outcome.FAIL for d in decisions):
             return Outcome.FAIL
+        found = {d.outcome for d in decisions if d.metric != "4xx"}  # the users' own mistakes may leave that one open for ever
         if elapsed >= self.settings.deadline:
             return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
         return Outcome.PASS if found == {Outcome.PASS} and elapsed >= self.settings.bake else Outcome.CONTINUE
@@ -182,7 +182,8 @@ class Bake:
         step = self._counters.add(scrape) if scrape.resolve(["http_responses_total"]) else None
         if step:
             self._requests[arm] += step.requests
-            self._errors.add(arm, scrape.t, requests=step.requests, errors=step.errors("5xx"))
+            for kind, test in self._errors.items():
+                test.add(arm, scrape.t, requests=step.requests, errors=step.errors(kind))
 
     def _take(self) -> None:
         """Own requests that have ended. One without a whole answer is an error no response counter knows of."""
@@ -192,11 +193,11 @@ class Bake:
                 if record.ok and value is not None:
                     test.observe(arm, record.finished, value, record.status)
             if record.status <= 0:
-                self._errors.add(arm, record.finished, requests=1, errors=1)
+                self._errors["5xx"].add(arm, record.finished, requests=1, errors=1)
 
     def _look(self, now: float, elapsed: float) -> list[Decision]:
         self._take()
-        decisions = [test.look(now) for test in (*self._histograms, *self._records, self._errors)]
+        decisions = [test.look(now) for test in (*self._histograms, *self._records, *self._errors.values())]
         for decision in decisions:
             self._looks.setdefault(_name(decision), []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
         self.on_look(elapsed, decisions)

@@ -13,6 +13,8 @@ from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import read, setting
 from phases.serving.settings import ServerSettings, SideSettings
 
+ERRORS = ("5xx", "4xx")  # 4xx are mostly the users' own, but a kernel that makes the server refuse what it took before shows there
+
 
 @dataclass(frozen=True)
 class Amount:
@@ -69,8 +71,8 @@ class JudgeSettings:
 
     @property
     def share(self) -> float:
-        """Alpha of each test: spent evenly over the metrics and the error rate."""
-        return self.alpha / (len(self.metrics) + 1)
+        """Alpha of each test: spent evenly over the metrics and the error rates."""
+        return self.alpha / (len(self.metrics) + len(ERRORS))
 
     def test(self, metric: MetricSettings) -> TestSettings:
         """One metric's test."""

@@ -8,6 +8,7 @@ import pytest
 from phases.analysis.decision import Outcome
 from phases.errors import AnalysisError
 from phases.rollout.bake import Bake, Fault
+from phases.rollout.prometheus_source import SourceError
 from phases.rollout.settings import JudgeSettings, MetricSettings
 
 EDGES = [0.005 * 1.1**i for i in range(70)]
@@ -31,9 +32,10 @@ class SimulatedTime:
 class SimulatedWorkers:
     """Prometheus text of workers that serve lognormal latencies at a rate, some slowed, some failing."""
 
-    def __init__(self, clock: SimulatedTime, *, slowdown: dict[str, float] | None = None, errors: dict[str, float] | None = None, rate: float = 10.0) -> None:
+    def __init__(self, clock: SimulatedTime, *, slowdown: dict[str, float] | None = None, errors: dict[str, float] | None = None, rate: float = 10.0,
+                 status: int = 500) -> None:  # fmt: skip
         self.clock, self.slowdown, self.errors, self.rate = clock, slowdown or {}, errors or {}, rate
-        self.random = np.random.default_rng(3)
+        self.random, self.status = np.random.default_rng(3), status
         self.counts: dict[str, np.ndarray] = {}
         self.answers: dict[str, list[int]] = {}
         self.last: dict[str, float] = {}
@@ -51,7 +53,7 @@ class SimulatedWorkers:
         name = "sglang:time_to_first_token_seconds"
         rows = [f'{name}_bucket{{le="{edge}"}} {value}' for edge, value in zip([*EDGES, "+Inf"], np.cumsum(counts), strict=True)]
         rows += [f"{name}_count {counts.sum()}", f"{name}_sum 1"]
-        codes = [f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {value}' for code, value in zip((200, 500), answers, strict=True)]
+        codes = [f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {value}' for code, value in zip((200, self.status), answers, strict=True)]
         return f"# TYPE {name} histogram\n" + "\n".join(rows) + "\n# TYPE sglang:http_responses counter\n" + "\n".join(codes) + "\n"
 
 
@@ -76,8 +78,8 @@ def test_a_slow_canary_fails_early() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, slowdown={"canary": 2.0})).run()
     assert verdict.outcome is Outcome.FAIL and verdict.seconds < 300.0
-    (entry, errors) = verdict.facts()
-    assert entry["verdict"] == "FAIL" and entry["looks"] and errors["name"] == "5xx excess_rate"
+    (entry, errors, refusals) = verdict.facts()
+    assert entry["verdict"] == "FAIL" and entry["looks"] and errors["name"] == "5xx excess_rate" and refusals["name"] == "4xx excess_rate"
     assert "slowdown" in verdict.reason
 
 
@@ -85,6 +87,31 @@ def test_errors_of_the_canary_alone_fail() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, errors={"canary": 0.05})).run()
     assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+
+
+def test_a_canary_that_refuses_what_the_control_takes_fails() -> None:
+    """4xx are not 5xx, and their difference counts all the same: a kernel under which every JSON request is a 400."""
+    clock = SimulatedTime()
+    verdict = bake(SimulatedWorkers(clock, errors={"canary": 0.05}, status=400)).run()
+    assert verdict.outcome is Outcome.FAIL and "4xx" in verdict.reason and "5xx" not in verdict.reason
+    both = bake(SimulatedWorkers(SimulatedTime(), errors={"canary": 0.05, "control": 0.05}, status=400)).run()
+    assert both.outcome is Outcome.PASS  # the users' own mistakes come to both arms
+
+
+def test_a_metrics_server_that_is_down_says_nothing_about_the_canary() -> None:
+    clock = SimulatedTime()
+    workers = SimulatedWorkers(clock)
+    until = clock.at + 60
+
+    def read(url: str) -> str:
+        if clock.at > until:
+            raise SourceError("Prometheus at x does not answer.")
+        return workers.read(url)
+
+    made = bake(workers, deadline=300.0)
+    made.read = read
+    verdict = made.run()
+    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.fault is None and "was not scraped for" in verdict.reason
 
 
 def test_no_traffic_ends_inconclusive_at_the_deadline() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,10 +17,15 @@ from pathlib import Path
 import pytest
 import requests
 
+from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Scrape
+from phases.engine.clock import SystemClock
 from phases.fleet.host import Host
+from phases.rollout.bake import Bake
 from phases.rollout.prometheus_source import PrometheusSource, SourceError
+from phases.rollout.settings import JudgeSettings, MetricSettings
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt
 from tests.fleet.sshfleet import PYTHON, free_port
 
 PROMETHEUS = shutil.which("prometheus")
@@ -35,9 +41,10 @@ class Scraped:
         self.ports = [free_port(), free_port()]
         for port in self.ports:
             self.start([PYTHON, str(HERE / "standin_worker.py"), "--port", str(port), "--attention-backend", "none"])
-        self.down = free_port()
+        self.down, self.slow = free_port(), free_port()
+        self.start([PYTHON, str(HERE / "standin_worker.py"), "--port", str(self.slow), "--attention-backend", "none"], STANDIN_SLOW="3")
         self.url = f"http://127.0.0.1:{(listen := free_port())}"
-        targets = [f"127.0.0.1:{self.ports[0]}", f"127.0.0.1:{self.down}"]
+        targets = [f"127.0.0.1:{self.ports[0]}", f"127.0.0.1:{self.down}", f"127.0.0.1:{self.slow}"]
         jobs = [{"job_name": "sglang", "static_configs": [{"targets": targets}]},
                 {"job_name": "renamed", "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "node-2"}}],
                  "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "sglang:(.*)", "target_label": "__name__", "replacement": "sglang_$1"}]},
@@ -50,8 +57,8 @@ class Scraped:
         self.prometheus = self.start([PROMETHEUS, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'data'}",
                                       f"--web.listen-address=127.0.0.1:{listen}", "--log.level=error"])  # fmt: skip
 
-    def start(self, argv: list[str]) -> subprocess.Popen[bytes]:
-        self.processes.append(subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL))
+    def start(self, argv: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        self.processes.append(subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment}))
         return self.processes[-1]
 
     def source(self, **changes: float) -> PrometheusSource:
@@ -138,8 +145,6 @@ def test_what_prometheus_lacks_is_named(scraped: Scraped, instance: str, said: s
     source = PrometheusSource(scraped.url, [Host("w", "local", "/srv/w", url="http://w", labels={"instance": instance})])
     with pytest.raises(SourceError) as told:
         source.require()
-    import re
-
     assert re.search(said, str(told.value)), str(told.value)
 
 
@@ -185,6 +190,21 @@ def test_answers_of_something_else(status: int, body: bytes, said: str) -> None:
             PrometheusSource(url, [])("http://10.0.0.1:30000")
         server.shutdown()
     assert "secret" not in str(told.value)
+
+
+def test_a_slow_canary_fails_by_what_prometheus_says(scraped: Scraped) -> None:
+    """A whole bake on histograms that Prometheus scraped: a third worker is three times slower than the first."""
+    port = scraped.slow
+    urls = {"control": f"http://127.0.0.1:{scraped.ports[0]}", "canary": f"http://127.0.0.1:{port}"}
+    metric = MetricSettings("e2e", 0.5, 0.25)
+    judge = JudgeSettings((metric,), alpha=0.05, window=2.0, bake=4.0, deadline=60.0, min_samples=20, settle=0.0)
+    loads = [OpenLoopLoad(HttpSender(url, timeout=10.0), [Prompt("p", "x", 8)], 20.0, max_in_flight=8, seed=n) for n, url in enumerate(urls.values())]
+    source = scraped.source()
+    with loads[0], loads[1]:
+        _until(lambda: all(source(url).resolve(["http_responses_total"]) for url in urls.values()))
+        verdict = Bake(judge, {"slow": urls["canary"]}, {"w1": urls["control"]}, SystemClock(), lambda: None, read=source).run()
+    assert verdict.outcome is Outcome.FAIL and "e2e" in verdict.reason, verdict
+    assert verdict.requests["canary"] > 20 and verdict.reference[0].metric == "e2e"
 
 
 def test_nobody_there() -> None:
