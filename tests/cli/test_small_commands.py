@@ -64,7 +64,7 @@ def test_outputs_nobody_takes_end_without_a_traceback(phase):
 
 
 def test_nohup_is_respected():
-    code = "import os, signal; from phases.cli.failures import _stop_like_ctrl_c as s; s(); os.kill(os.getpid(), signal.SIGHUP); print('alive')"
+    code = "import os, signal; from phases.engine.stop import install; install(); os.kill(os.getpid(), signal.SIGHUP); print('alive')"
     done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "alive\n"
 
