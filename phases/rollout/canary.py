@@ -131,6 +131,7 @@ def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, 
     if facts["incumbent_sick"]:
         return {"halted": f"the incumbent is what is sick ({reason}); nothing was swapped"}
     failed = outcome is Outcome.FAIL
+    production.let_others_finish()
     back = roll_back(production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed)
     return {"rollback": back.to_json(), "timeline": list(back.events)}
 

@@ -45,7 +45,9 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
         wrong = watch.disagreement()
         if wrong:
             return Fault(wrong.worker, wrong.reason, incumbent=False)
-        return _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
+        fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
+        taken = production.taken_over() if fault else ""
+        return Fault(fault.worker, f"somebody else took over {taken}", incumbent=False) if fault and taken else fault
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))

@@ -8,7 +8,6 @@ switched under a lease, its own completions come back, and only then traffic ret
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,10 +29,12 @@ from phases.fleet.settings import FleetSettings
 from phases.fleet.bundle import Bundle
 from phases.notify.teller import Teller, silent
 from phases.rollout.agreement import Agreement, compare
+from phases.rollout.renewer import Renewer
 from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
 Progress = Callable[[str], None]
+TAKEN_SECONDS = 1.0  # between two looks at whether somebody else still holds a host
 FACTS_PROGRAM = (
     "import glob,json,os,sys\n"
     "print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1],'facts','rank-*.json')))]))"
@@ -310,6 +311,27 @@ class Production:
         self._locks[name] = lock
         return lock
 
+    def taken_over(self) -> str:
+        """Who holds a host that this run had locked, such as a rollback by hand from another terminal; empty when nobody does."""
+        for name, lock in list(self._locks.items()):
+            try:
+                seen = show_lock(self.fleet.session(self.fleet[name]))
+            except FleetError:
+                continue
+            if seen is not None and seen.token != lock.token:
+                return f"{name} by {seen.owner} ({seen.purpose})"
+        return ""
+
+    def let_others_finish(self) -> None:
+        """Wait while somebody else who took production over is at it, at most as long as a restart takes; what they left is then ours to do."""
+        until = self.clock.monotonic() + self.fleet_settings.service.ready + self.fleet_settings.service.drain + 60.0
+        taken = self.taken_over()
+        if taken:
+            self.progress(f"waiting for who took over {taken}")
+        while taken and self.clock.monotonic() < until:
+            self.clock.sleep(TAKEN_SECONDS)
+            taken = self.taken_over()
+
     def driver(self, host: Host) -> Any:
         """What starts and stops a worker's service."""
         return self.fleet_settings.service.driver(host)
@@ -342,49 +364,3 @@ class Production:
             return None
         name = scrape.resolve(["num_running_reqs"])
         return max(scrape.samples[name].values(), default=0.0) if name else 0.0
-
-
-class Renewer:
-    """Renews leases from a thread of its own over connections of its own, three times a lease's length."""
-
-    def __init__(self, workers: Sequence[Host], window: float) -> None:
-        self._window, self._fleet = window, Fleet(workers)
-        self._leases: dict[str, str] = {}
-        self._lost: dict[str, str] = {}
-        self._guard, self._stopped = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
-        self._thread.start()
-
-    def add(self, name: str, lease_id: str) -> None:
-        with self._guard:
-            self._leases[name] = lease_id
-
-    def drop(self, name: str) -> None:
-        with self._guard:
-            self._leases.pop(name, None)
-            self._lost.pop(name, None)
-
-    def lost(self) -> dict[str, str]:
-        with self._guard:
-            return dict(self._lost)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=10.0)
-        self._fleet.close()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._window / 3):
-            with self._guard:
-                leases = dict(self._leases)
-            hosts = [self._fleet[name] for name in leases]
-            if not hosts:
-                continue
-            results = self._fleet.each(lambda session: Lease(session, "", lease_id=leases[session.host.name]).renew(self._window),
-                                       hosts=hosts, deadline=self._window / 3)  # fmt: skip
-            with self._guard:
-                for name, result in results.items():
-                    if result.ok:
-                        self._lost.pop(name, None)
-                    elif name in self._leases:
-                        self._lost[name] = result.reason

@@ -107,6 +107,7 @@ def _act_on(production: Production, known: Results, context: StepContext) -> dic
     decide(context.work, GOING_BACK, known)
     if "halted" in facts:
         return facts
+    production.let_others_finish()
     back = roll_back(production, facts["stopped"], detected=facts["detected"])
     return {**facts, "rollback": back.to_json(), "timeline": list(back.events)}
 
