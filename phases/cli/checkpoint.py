@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, json_option, load_playbook, open_ledger, playbook_option, print_json, short, show_table, when
+from phases.cli.common import STYLES, completing, example, json_option, load_playbook, open_ledger, playbook_option, print_json, short, show_table, when
 from phases.cli.lazy import LazyGroup
 from phases.errors import Exit, LedgerError, UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phases.ledger.ledger import Ledger
     from phases.results import Results
 
-which = click.argument("checkpoint", metavar="[CHECKPOINT]", default="latest")
+which = click.argument("checkpoint", metavar="[CHECKPOINT]", default="latest", shell_complete=completing("complete_checkpoint"))
 
 
 @click.group(cls=LazyGroup, table={
@@ -96,8 +96,8 @@ def _write_file(found: Checkpoint, files: dict[str, bytes], name: str) -> None:
 
 
 @click.command(epilog=example("phase checkpoint diff 1 2", "phase checkpoint diff 0001-build-parity-PASS latest --json"))
-@click.argument("first")
-@click.argument("second", default="latest")
+@click.argument("first", shell_complete=completing("complete_checkpoint"))
+@click.argument("second", default="latest", shell_complete=completing("complete_checkpoint"))
 @playbook_option
 @json_option
 def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> None:

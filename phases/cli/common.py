@@ -23,8 +23,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 CANDIDATES = ("playbook.yaml", "playbooks/local.yaml")
 
+
+
+def completing(name: str) -> Callable[..., list[Any]]:
+    """A completion function of `phases.cli.completion`, imported when a shell asks."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from phases.cli import completion
+
+        return getattr(completion, name)(ctx, param, incomplete)  # type: ignore[no-any-return]
+
+    return complete
+
+
 playbook_option: Callable[[F], F] = click.option(
-    "-p", "--playbook", "playbook_path", type=click.Path(path_type=Path), metavar="FILE",
+    "-p", "--playbook", "playbook_path", type=click.Path(path_type=Path), metavar="FILE", shell_complete=completing("complete_playbook"),
     help="The playbook. Default: $PHASE_PLAYBOOK, else playbook.yaml or playbooks/local.yaml here or in a directory above.",
 )  # fmt: skip
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

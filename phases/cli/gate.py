@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import (
-    STYLES, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, short, show_blocks,
+    STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, short, show_blocks,
 )  # fmt: skip
 from phases.cli.lazy import LazyGroup
 from phases.engine.clock import SystemClock, age
@@ -25,7 +25,7 @@ reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", he
 digest_option = click.option(
     "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks."
 )
-which = click.argument("checkpoint", metavar="[CHECKPOINT]", required=False)
+which = click.argument("checkpoint", metavar="[CHECKPOINT]", required=False, shell_complete=completing("complete_checkpoint"))
 
 
 @click.group(cls=LazyGroup, table={

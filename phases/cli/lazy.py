@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 Table = dict[str, tuple[str, str]]  # name -> ("module:attribute", one-line help)
@@ -31,9 +34,16 @@ class LazyGroup(click.Group):
         module, _, attribute = self.table[name][0].partition(":")
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands from the table: click's own way would import every one of them for its one-line help."""
+        from click.shell_completion import CompletionItem
+
+        own = [CompletionItem(name, help=text) for name, (_, text) in self.table.items() if name.startswith(incomplete)]
+        return [*own, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
-        if name not in self.table and not name.startswith("-"):
+        if name not in self.table and not name.startswith("-") and not ctx.resilient_parsing:
             from phases.playbook.located import nearest
 
             raise click.UsageError(f"there is no command {name!r}{nearest(name, self.table)}", ctx)

@@ -27,6 +27,7 @@ COMMANDS: Table = {
     "kernel": ("phases.cli.kernel:kernel", "Look at kernels: survey what a Python environment holds."),
     "playbook": ("phases.cli.playbook:playbook", "Check a playbook; print its JSON Schema."),
     "notify": ("phases.cli.notify:notify", "Send a test message to whom the playbook tells."),
+    "completion": ("phases.cli.completion:completion", "Print the completion script for bash, zsh or fish."),
     "unlock": ("phases.cli.unlock:unlock", "Remove a lock whose owner is gone."),
 }
 

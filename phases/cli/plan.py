@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, playbook_option, print_json
+from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json
 from phases.engine.clock import SystemClock
 from phases.playbook.schema import PhaseSection, Playbook
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml", "phase plan tp8-canary --a-a quiet.jsonl.gz --rate 20"))
-@click.argument("phase", required=False)
+@click.argument("phase", required=False, shell_complete=completing("complete_phase"))
 @click.option("--a-a", "a_a", default=None, metavar="FILE", help="Recording of two equal arms, as `phase analyze` reads it: from it the slowdown each gate can see is worked out.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second of an arm to expect; as recorded when absent.")
 @playbook_option

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, open_ledger, playbook_option, print_json
+from phases.cli.common import completing, example, json_option, load_playbook, open_ledger, playbook_option, print_json
 from phases.cli.gate import choose
 from phases.errors import LedgerError
 from phases.playbook.schema import Review
 
 
-@click.command(epilog=example("phase report", "phase report 3 --to /tmp/review.html", "phase report build-parity"))
-@click.argument("checkpoint", required=False)
+@click.command(epilog=example("phase report", "phase report 3 --to /tmp/review.html", "phase report checkpoints/h200/0001-build-parity-PASS --anchors anchors.json"))
+@click.argument("checkpoint", required=False, shell_complete=completing("complete_checkpoint"))
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to write it. Default: <checkpoint>.html here.")
 @playbook_option
 @json_option

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json
+from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 from phases.playbook.schema import PhaseSection, Playbook
@@ -17,7 +17,7 @@ from phases.playbook.schema import PhaseSection, Playbook
 @click.command(
     epilog=example("phase run", "phase run build-parity -p playbooks/local.yaml", "phase run build-parity --resume   # after Ctrl-C or a crash")
 )
-@click.argument("phases", metavar="[PHASE]...", nargs=-1)
+@click.argument("phases", metavar="[PHASE]...", nargs=-1, shell_complete=completing("complete_phase"))
 @playbook_option
 @click.option("--resume", is_flag=True, help="Go on with the latest attempt instead of starting a new one.")
 @click.option("-y", "--yes", is_flag=True, help="Stand in for the person, where the playbook says `allow_yes: true`: start production phases, approve passed gates.")
