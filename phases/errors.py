@@ -53,10 +53,18 @@ class UsageError(PhaseError):
 
 
 class PlaybookError(PhaseError):
-    """One or more mistakes in a playbook or kernel.yaml, each with file:line."""
+    """One or more mistakes in a playbook or kernel.yaml, each with file:line.
+
+    Attributes:
+        mistakes: (file, line, text) of each.
+    """
 
     stage = "playbook"
     exit_code = Exit.USAGE
+
+    def __init__(self, message: str, *, hint: str = "", host: str = "", mistakes: tuple[tuple[str, int, str], ...] = ()) -> None:
+        super().__init__(message, hint=hint, host=host)
+        self.mistakes = mistakes
 
 
 class BuildError(PhaseError):

@@ -48,7 +48,8 @@ def report(fault: BaseException, as_json: bool) -> int:
         text = fault.format_message()
         return _say(f"{usage}usage: {text}{'' if text.endswith('.') else '.'}{hint}", Exit.USAGE, as_json)
     if isinstance(fault, PhaseError):
-        return _say(str(fault), fault.exit_code, as_json)
+        rows = [{"file": file, "line": line, "text": text} for file, line, text in getattr(fault, "mistakes", ())]
+        return _say(str(fault), fault.exit_code, as_json, {"mistakes": rows} if rows else {})
     if isinstance(fault, BrokenPipeError):
         return 0
     if isinstance(fault, OSError):
@@ -59,11 +60,11 @@ def report(fault: BaseException, as_json: bool) -> int:
     return _say(f"internal error: {type(fault).__name__}: {fault}. The traceback is in {where}; please report it.", Exit.OPERATIONAL, as_json)
 
 
-def _say(text: str, code: int, as_json: bool) -> int:
+def _say(text: str, code: int, as_json: bool, more: dict[str, Any] | None = None) -> int:
     with contextlib.suppress(OSError):  # whoever read it may be gone
         print(text, file=sys.stderr)
         if as_json:
-            value: dict[str, Any] = {"error": text, "exit": int(code)}
+            value: dict[str, Any] = {"error": text, "exit": int(code), **(more or {})}
             print(json.dumps(value), flush=True)
     return int(code)
 

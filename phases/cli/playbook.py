@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, playbook_option, print_json
+from phases.cli.common import example, find_playbook, json_option, playbook_option, print_json
 from phases.cli.lazy import LazyGroup
+from phases.errors import PlaybookError
+
+if TYPE_CHECKING:
+    from phases.kernel.contract import Kernel
+    from phases.playbook.schema import Playbook
 
 
 @click.group(cls=LazyGroup, table={
@@ -22,15 +28,41 @@ def playbook() -> None:
 @playbook_option
 @json_option
 def check(playbook_path: Path | None, as_json: bool) -> None:
-    """Read a playbook and its kernel.yaml; report every mistake with file:line and the nearest valid name (exit 2)."""
-    from phases.kernel import contract
+    """Read a playbook and its kernel.yaml; report every mistake with file:line and the nearest valid name (exit 2).
 
-    loaded = load_playbook(playbook_path)
-    kernel = contract.load(loaded.kernel)
+    Checked without compilers, torch or the kernel's own code: keys and values, rules, variants, architectures, dtypes,
+    and that the files, directories and the contract module that are named exist. With --json "mistakes" lists file,
+    line and text of each.
+    """
+    loaded, kernel = _both(playbook_path or find_playbook())
     if as_json:
-        print_json({"playbook": loaded.name, "kernel": kernel.name, "phases": [section.name for section in loaded.phases]})
+        print_json({"playbook": loaded.name, "kernel": kernel.name, "phases": [section.name for section in loaded.phases], "mistakes": []})
         return
     click.echo(f"{loaded.path}: no mistakes; kernel {kernel.name}, phases {loaded.phase_names()}")
+
+
+def _both(path: Path) -> tuple[Playbook, Kernel]:
+    """Playbook and kernel.yaml. Raises PlaybookError with the mistakes of both."""
+    from phases.kernel import contract
+    from phases.playbook import loader
+    from phases.playbook.located import Mistake, Mistakes, Where, load
+
+    found = Mistakes()
+    loaded = kernel = None
+    named = load(path, Mistakes()).get("kernel")
+    try:
+        loaded = loader.load(path)
+    except PlaybookError as fault:
+        found.found += [Mistake(Where(file, line), text) for file, line, text in fault.mistakes]
+    file = loaded.kernel if loaded else path.parent / named.value if named and isinstance(named.value, str) else None
+    if file and file.is_file():
+        try:
+            kernel = contract.load(file)
+        except PlaybookError as fault:
+            found.found += [Mistake(Where(file, line), text) for file, line, text in fault.mistakes]
+    found.raise_if_any("playbook and its kernel.yaml")
+    assert loaded and kernel
+    return loaded, kernel
 
 
 @click.command(epilog=example(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phases.errors import BuildError
+from phases.playbook.known import CPU_ARCHITECTURES
 from phases.playbook.located import nearest
 
 _CUDA_ARCH = re.compile(r"^sm_(\d+)([af]?)$")
-_CPU_ARCHS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "native")
 _CUDA_PLACES = ("/usr/local/cuda/bin/nvcc", "/opt/cuda/bin/nvcc")
 
 
@@ -79,9 +79,9 @@ def require(archs: Sequence[str]) -> dict[str, str]:
     facts: dict[str, str] = {}
     cuda = [arch for arch in archs if is_cuda(arch)]
     cpu = [arch for arch in archs if not is_cuda(arch) and arch != "python"]
-    unknown = [arch for arch in cpu if arch not in _CPU_ARCHS]
+    unknown = [arch for arch in cpu if arch not in CPU_ARCHITECTURES]
     if unknown:
-        raise BuildError(f"unknown architecture {unknown[0]!r}{nearest(unknown[0], [*_CPU_ARCHS, 'sm_80', 'sm_90', 'sm_120'])}.",
+        raise BuildError(f"unknown architecture {unknown[0]!r}{nearest(unknown[0], [*CPU_ARCHITECTURES, 'sm_80', 'sm_90', 'sm_120'])}.",
                          hint="Mend 'architectures' in the playbook or in kernel.yaml.")  # fmt: skip
     if cpu:
         cxx = find_cxx()

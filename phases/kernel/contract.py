@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phases.errors import KernelContractError, UsageError
+from phases.playbook.known import DTYPES, check_architectures, check_dtype, missing_module
 from phases.playbook.located import Mistakes, Node, load as load_yaml, nearest
 from phases.playbook.typed import json_schema, read, setting
 from phases.results import Case
@@ -85,6 +86,20 @@ class KernelFile:
             for number, item in enumerate(keys):
                 if item in keys[:number]:
                     mistakes.add(section.get("cases").elements()[number], f"case {item.get('name')!r} is given twice")
+        check_architectures(node, mistakes)
+        self._dtypes(node, mistakes)
+
+    def _dtypes(self, node: Node, mistakes: Mistakes) -> None:
+        """Every dtype named exists, and every case's has a tolerance."""
+        tolerances = node.get("parity").get("tolerances")
+        for name, _ in tolerances.items():
+            check_dtype(name, tolerances.keys[name], tolerances.path, mistakes)
+        for section in filter(None, (node.get("parity"), node.get("benchmark"))):
+            for case in section.get("cases").elements() if section.get("cases") else ():
+                dtype = case.get("dtype")
+                check_dtype(dtype.value, dtype, dtype.path, mistakes)
+                if dtype.value in DTYPES and dtype.value not in self.parity.tolerances:
+                    mistakes.add(dtype, f"{dtype.path}: parity.tolerances has none for {dtype.value}")
 
 
 @dataclass(frozen=True)
@@ -140,10 +155,13 @@ def load(path: Path | str) -> Kernel:
     node = load_yaml(file, mistakes)
     mistakes.raise_if_any("kernel file")
     parsed = read(KernelFile, node, mistakes)
-    mistakes.raise_if_any("kernel file")
+    if not (isinstance(parsed.path, Path) and isinstance(parsed.entry, str)):
+        mistakes.raise_if_any("kernel file")
     root = (file.parent / parsed.path).resolve()
     if not root.is_dir():
         mistakes.add(node.get("path") or node, f"path: {root} is not a directory")
+    elif missing := missing_module(parsed.entry, root):
+        mistakes.add(node.get("entry") or node, f"entry: {missing}")
     mistakes.raise_if_any("kernel file")
     return Kernel(
         file=file.resolve(), name=parsed.name, package=parsed.package, root=root, entry=parsed.entry,

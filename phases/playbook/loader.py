@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from phases.playbook.known import check_architectures
 from phases.playbook.located import Mistakes, Node, load_text, nearest, read_text
 from phases.playbook.located import load as load_file
 from phases.playbook.phase_kinds import PHASES, SHARED_SECTIONS, PhaseKind, load_object
@@ -69,6 +70,9 @@ def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook
     if top.kernel and not there:
         mistakes.add(root.get("kernel") or root, f"kernel: there is no file {top.kernel} (looked for {kernel})")
     phases = _phases(top.phases, mistakes) if top.phases else ()
+    if top.phases:
+        check_architectures(top.phases, mistakes)
+        _missing_files(top.phases, path.resolve().parent, mistakes)
     if top.phases and there:
         _unknown_variants(top.phases, kernel, mistakes)
     sections = {key: _by_reader(SHARED_SECTIONS[key], root.get(key), key, mistakes) for key in present}
@@ -81,6 +85,26 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # a name too long, a directory one may not look into
+        return False
+
+
+def _missing_files(node: Node, folder: Path, mistakes: Mistakes) -> None:
+    """Files and directories that a phase names, from the playbook's directory: `kernel`, `packages`, `prompts`."""
+    for key, child in node.items():
+        named = [child] if key in ("kernel", "prompts") else child.elements() if key == "packages" else []
+        for one in named:
+            if one.kind == "text" and not _exists(folder / one.value):
+                mistakes.add(one, f"{one.path}: there is no {one.value} (looked for {folder / one.value})")
+        if not named:
+            _missing_files(child, folder, mistakes)
+    for element in node.elements():
+        _missing_files(element, folder, mistakes)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
         return False
 
 

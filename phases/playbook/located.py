@@ -71,7 +71,8 @@ class Mistakes:
             return
         count = "1 mistake" if len(self.found) == 1 else f"{len(self.found)} mistakes"
         lines = "\n".join(f"  {mistake}" for mistake in self)
-        raise PlaybookError(f"{count} in the {what}:\n{lines}")
+        rows = tuple((mistake.where.file, mistake.where.line, mistake.text) for mistake in self)
+        raise PlaybookError(f"{count} in the {what}:\n{lines}", mistakes=rows)
 
 
 @dataclass(frozen=True)

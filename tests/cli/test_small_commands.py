@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -19,11 +20,24 @@ def test_plan_shows_steps_and_rules_and_writes_nothing(repository, phase):
 
 
 def test_playbook_check_and_schema(repository, phase):
-    assert phase.json("playbook", "check") == {"playbook": "light", "kernel": "mine", "phases": ["build-parity"]}
+    assert phase.json("playbook", "check") == {"playbook": "light", "kernel": "mine", "phases": ["build-parity"], "mistakes": []}
     schema = phase.json("playbook", "schema")
     jsonschema.validate(load_text((repository.path / "playbook.yaml").read_text(), "p", Mistakes()).plain(), schema)
     kernel = phase.json("playbook", "schema", "--kernel")
     jsonschema.validate(load_text((repository.path / "kernel.yaml").read_text(), "k", Mistakes()).plain(), kernel)
+
+
+def test_playbook_check_lists_the_mistakes_of_both_files(repository, phase):
+    (repository.path / "playbook.yaml").write_text((repository.path / "playbook.yaml").read_text().replace("review: required", "architectures: [x86-64-v5]"))
+    kernel = repository.path / "kernel.yaml"
+    kernel.write_text(kernel.read_text().replace("float32: 1.0e-5", "float23: 1.0e-5").replace("entry: mine.contract", "entry: mine.contrat"))
+    done = phase("playbook", "check", "--json", code=2)
+    found = json.loads(done.stdout)
+    assert found["exit"] == 2 and [(row["file"], type(row["line"])) for row in found["mistakes"]] == [("kernel.yaml", int), ("kernel.yaml", int), ("playbook.yaml", int)]
+    texts = [row["text"] for row in found["mistakes"]]
+    assert "no module contrat in" in texts[0] and "did you mean 'contract'" in texts[0]
+    assert "no dtype 'float23' (did you mean 'float32'?)" in texts[1] and "no architecture 'x86-64-v5'" in texts[2]
+    assert all(f"{row['file']}:{row['line']}: {row['text']}" in done.stderr for row in found["mistakes"])
 
 
 def test_survey_of_this_environment_gives_reasons(phase):

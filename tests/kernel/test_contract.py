@@ -78,8 +78,26 @@ def test_a_broken_module_is_a_clear_error(tmp_path, old, new, expected):
         parity.prove(kernel, "cpu")
 
 
+def test_what_can_be_known_without_the_module_is_said_with_its_line(tmp_path):
+    text = GOOD.replace("dtype: float32", "dtype: floot16").replace("{float32: 1e-5}", "{float32: 1e-5, bf16: 1e-3}") + "architectures: [sm_90a, sm_91, avx512]\n"
+    with pytest.raises(PlaybookError) as caught:
+        contract.load(toy(tmp_path, text))
+    message = str(caught.value)
+    for expected in ("kernel.yaml:9: parity.tolerances: there is no dtype 'bf16'", "kernel.yaml:10: parity.cases[0].dtype: there is no dtype 'floot16' (did you mean 'float16'?)",
+                     "kernel.yaml:11: architectures[1]: there is no architecture 'sm_91'", "there is no architecture 'avx512'"):
+        assert expected in message
+    assert "sm_90a'" not in message.replace("did you mean 'sm_90a'", "")
+    with pytest.raises(PlaybookError, match="kernel.yaml:10: parity.cases.0..dtype: parity.tolerances has none for float64"):
+        contract.load(toy(tmp_path, GOOD.replace("dtype: float32", "dtype: float64")))
+    toy(tmp_path)
+    (tmp_path / "toy_contract.py").unlink()
+    with pytest.raises(PlaybookError, match="kernel.yaml:4: entry: there is no module toy_contract in"):
+        contract.load(tmp_path)
+
+
 def test_dtype_without_a_tolerance(tmp_path):
-    kernel = contract.load(toy(tmp_path, GOOD.replace("dtype: float32", "dtype: float64")))
+    made = 'def parity_cases(device): return [{"name": "n4", "dtype": "float64", "params": {"n": 4}}]\n'
+    kernel = contract.load(toy(tmp_path, GOOD.replace("  cases: [{name: n4, dtype: float32, params: {n: 4}}]\n", ""), MODULE + made))
     with pytest.raises(KernelContractError, match="no parity tolerance for dtype float64 .it has float32"):
         parity.prove(kernel, "cpu")
 
