@@ -24,8 +24,8 @@ from phases.fleet.transport import Stream, Transport
 IDLE_SECONDS = 300.0  # how long the host waits for the next request before it drops this session's lock
 MAX_LINE = 16 << 20
 ACK_BYTES = 32 << 10  # the host says so whenever it has taken this much of a body
-# Bytes on the way at most: sshd's buffer for a slow reader grows at quadratic cost, 0.1 s of its time for 2 MB (OpenSSH
-# 9.2). A long line needs more on the way to be filled.
+# Bytes on the way at most. With 2 MB on the way to a reader slower than the line, sshd (OpenSSH 9.2) was seen to use 0.1 s
+# more of the processor than with little; where it spends that was not profiled. A long line needs more to be filled.
 MIN_WINDOW = 128 << 10
 LINE_RATE = 200e6  # bytes/s that a line is taken to carry at most
 ACK = b"+"

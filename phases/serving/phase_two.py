@@ -182,7 +182,7 @@ def compare_outputs(run: PhaseRun) -> Step:
     settings = run.settings.output
 
     def measure(context: StepContext) -> dict[str, Any]:
-        prompts = load_prompts(settings.prompts)
+        prompts = load_prompts(settings.prompts and run.playbook.path.parent / settings.prompts)
         incumbent, candidate = _client(run, context, "incumbent"), _client(run, context, "candidate")
         theirs = outputs.collect(incumbent, prompts, settings.tokens, settings.concurrency, context.progress)
         again = outputs.repeat(incumbent, prompts, settings.tokens)
