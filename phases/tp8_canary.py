@@ -19,7 +19,7 @@ def tp8_canary(run: PhaseRun) -> list[Step]:
     return [
         canary.look_at_fleet(run, live),  # everybody reached, well, in service, on one incumbent
         canary.push_releases(run, live),  # onto the hosts of both arms; nothing that serves changes
-        canary.restart_control(run, live),  # on the incumbent, so that both arms are equally old
+        *canary.restart_control(run, live),  # on the incumbent, so that both arms are equally old; none where workers are their own
         canary.switch_canary(run, live),  # under a lease; every rank must report the candidate
         canary.bake(run, live),  # same traffic, same windows, until there is a verdict
         canary.put_back(run, live),  # observed, not assumed; its exit code says how production ended

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phases.errors import UsageError
 from phases.fleet.host import Host
-from phases.rollout.settings import Amount, CanarySettings
+from phases.rollout.settings import Amount, CanarySettings, Design
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ def choose_arms(workers: Sequence[Host], settings: CanarySettings) -> Arms:
     """Canaries first, then controls, in the order of the playbook among the workers with the wanted labels.
 
     Both arms take like workers: a canary of one kind (same labels `arch`, `tp`) is compared with a control of the same kind.
+    In the switchback design there is no control: canary workers are compared with themselves.
 
     Raises:
         UsageError: there are not enough workers.
@@ -36,6 +37,8 @@ def choose_arms(workers: Sequence[Host], settings: CanarySettings) -> Arms:
     canaries = fit[: settings.canary.of(len(workers))]
     if not canaries:
         raise UsageError(f"no worker has the labels {settings.labels}.", hint="Correct `labels` of the canary or of the hosts.")
+    if settings.design is Design.SWITCHBACK:  # they are their own control
+        return Arms(tuple(canaries), (), tuple(host for host in workers if host not in canaries))
     kinds = {_kind(host) for host in canaries}
     others = [host for host in fit if host not in canaries and _kind(host) in kinds]
     controls = others[: settings.control.of(len(workers))]

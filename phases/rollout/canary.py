@@ -22,6 +22,7 @@ from phases.rollout.decided import JUDGED, decide, decided
 from phases.rollout.live import Live, fleet_settings
 from phases.rollout.production import Production
 from phases.rollout.rollback import Rollback, roll_back, strayed
+from phases.rollout.settings import Design
 from phases.rollout.shared_steps import PUSH, batches_under_floor, names, together
 
 CONTROL, CANARY, BAKE, END = "restart the control", "switch the canary", "bake", "put production back"
@@ -44,8 +45,8 @@ def push_releases(run: PhaseRun, live: Live) -> Step:
     return shared_steps.push_releases(run, live, [*arms.canary, *arms.control])
 
 
-def restart_control(run: PhaseRun, live: Live) -> Step:
-    """As old as the canary will be."""
+def restart_control(run: PhaseRun, live: Live) -> list[Step]:
+    """As old as the canary will be; nothing to do where the canary workers are their own control."""
     arms = arms_of(run)
 
     def restart(context: StepContext) -> Facts:
@@ -56,7 +57,8 @@ def restart_control(run: PhaseRun, live: Live) -> Step:
                 context.progress(f"{names(batch)} restarted on the incumbent, warm and in service")
         return {"restarted": [host.name for host in arms.control], "load": traffic.kept(load)}
 
-    return Step(CONTROL, f"{names(arms.control)} restart on the incumbent, so that both arms are equally old", restart)
+    step = Step(CONTROL, f"{names(arms.control)} restart on the incumbent, so that both arms are equally old", restart)
+    return [] if run.settings.design is Design.SWITCHBACK else [step]
 
 
 def switch_canary(run: PhaseRun, live: Live) -> Step:
@@ -101,7 +103,10 @@ def bake(run: PhaseRun, live: Live) -> Step:
         production, known = live.production(context), _judged(context, switched)
         with live.traffic(context).during(BAKE) as load:
             if known is None:
-                verdict = judging.judge(run, production, run.settings.judge, arms.canary, arms.control, switched["digest"], context, others=arms.rest)
+                if run.settings.design is Design.SWITCHBACK:
+                    verdict = judging.judge_turns(run, production, run.settings, arms.canary, switched["digest"], context)
+                else:
+                    verdict = judging.judge(run, production, run.settings.judge, arms.canary, arms.control, switched["digest"], context, others=arms.rest)
                 known = _decide(run, context, production, verdict, judging.share_row(verdict, arms))
         with live.traffic(context).during(GOING_BACK) as back_load:
             ended = _end_under_load(production, known.facts)
@@ -109,6 +114,8 @@ def bake(run: PhaseRun, live: Live) -> Step:
 
     settings = run.settings.judge
     shown = ", ".join(f"{m.metric} p{m.quantile * 100:g} within {m.margin:.0%}" for m in settings.metrics)
+    if run.settings.design is Design.SWITCHBACK:
+        shown += f", in turns of {run.settings.turns.period:g} s on the same workers"
     return run.results_step(BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {settings.window:g} s", measure)
 
 

@@ -121,6 +121,7 @@ def _canary(run: PhaseRun, workers: int, floor: int) -> tuple[tuple[Moved, ...],
     arms = canary.arms_of(run)
     names = tuple(host.name for host in arms.canary)
     moved = (Moved(canary.CONTROL, tuple(host.name for host in arms.control), 0.0), Moved(canary.CANARY, names, arms.share), Moved(canary.END, names, 0.0))
+    moved = tuple(step for step in moved if step.hosts)  # in the switchback design nobody is control
     restarts = len(batches(arms.control, workers, floor)) + 2 * len(batches(arms.canary, workers, floor))
     return moved, [canary.BAKE], restarts
 

@@ -15,14 +15,15 @@ from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import StepContext
 from phases.fleet.host import Host
 from phases.results import Measurement
-from phases.rollout import agreement
+from phases.rollout import agreement, hot
 from phases.rollout.agreement import AgreementWatch
 from phases.rollout.arms import Arms, kinds_of
 from phases.rollout.bake import Bake, Fault, Verdict
 from phases.rollout.looks import look_facts
 from phases.rollout.metrics import reader
 from phases.rollout.production import Production
-from phases.rollout.settings import JudgeSettings
+from phases.rollout.settings import CanarySettings, JudgeSettings
+from phases.rollout.switchback import Switchback
 from phases.rollout.traffic import prompts_of
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 
@@ -61,6 +62,29 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
                     kinds=kinds_of(production.workers))  # fmt: skip
         verdict = bake.run()
     return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found]))
+
+
+def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings, canary: Sequence[Host], digest: str, context: StepContext) -> Verdict:
+    """Candidate and incumbent in turns on the canary workers, by the hot fallback, until there is a verdict."""
+
+    def switch(arm: str) -> hot.HotSwitch:
+        return hot.go_forward(production, canary) if arm == "canary" else hot.fall_back(production, hosts=canary, everywhere=True)
+
+    def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
+        context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
+        context.look(look_facts(elapsed, decisions, settings.judge, {"canary": canary, "control": canary}))
+
+    with contextlib.ExitStack() as stack:
+        probes = ArmProbes(run, production, settings.judge, {"": canary}) if settings.judge.probes else None
+        for load in probes.loads if probes else ():
+            stack.enter_context(load)
+        bake = Switchback(
+            settings.judge, settings.turns, {host.name: host.url for host in canary}, context.clock, switch,
+            lambda: _sick(production, canary, (), digest, thorough=True, turns=True), on_look, reader(production.settings, production.workers), probes,
+            kinds_of(production.workers),
+        )  # fmt: skip
+        verdict = bake.run()
+    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in production.agreements))
 
 
 class ArmProbes:
@@ -115,20 +139,24 @@ def share_row(verdict: Verdict, arms: Arms) -> Measurement:
     """Requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
     canary, control = verdict.requests.get("canary", 0.0), verdict.requests.get("control", 0.0)
     total = canary + control
-    wanted = len(arms.canary) / (len(arms.canary) + len(arms.control))
+    wanted = len(arms.canary) / (len(arms.canary) + len(arms.control or arms.canary))  # in turns: half of the time
     ratio = canary / total / wanted if total else None
     return Measurement("canary_share", ratio, ratio, ratio, n=int(total), unit="of the wanted share", source="response counters of both arms")
 
 
-def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host], digest: str, *, thorough: bool) -> Fault | None:
-    """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault."""
+def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host], digest: str, *, thorough: bool, turns: bool = False) -> Fault | None:
+    """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault.
+
+    Args:
+        turns: the canary runs either kernel, as it is told; that a rank fell back by itself is still a fault.
+    """
     lost = production.lost_leases()
     for host in canary:
         if host.name in lost:
             return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
         if not _answers(production, host):
             return Fault(host.name, "it does not answer /health", incumbent=False)
-        if thorough and (reason := production.mixed(host, digest)):
+        if thorough and (reason := production.mixed(host, digest, kernel=not turns)):
             return Fault(host.name, reason, incumbent=False)
     for host in control:
         if not _answers(production, host):

@@ -137,7 +137,7 @@ class Production:
 
     def mixed(self, host: Host, digest: str, *, kernel: bool = True) -> str:
         """Why a worker is not wholly on a release: a rank is missing, reports another one or, where that can be, has fallen back hot
-        from the release's kernel (not asked without `kernel`). Empty when all agree."""
+        from the release's kernel (without `kernel`: only by itself, which is its shadow's doing). Empty when all agree."""
         facts = self.rank_facts(host)
         ranks = int(host.labels.get("tp", "1"))
         if len({entry["rank"] for entry in facts}) < ranks:
@@ -146,7 +146,7 @@ class Production:
         if wrong:
             return f"rank {wrong[0]['rank']} of {host.name} runs release {str(wrong[0].get('release'))[:12]}, not {digest[:12]}"
         fallen = next((entry for entry in facts if entry.get("hot", {}).get("able") and entry["hot"]["choice"] != "candidate"), None)
-        if fallen and kernel:
+        if fallen and (kernel or fallen["hot"].get("tripped")):
             return f"rank {fallen['rank']} of {host.name} has fallen back to the incumbent's kernel: {fallen['hot'].get('why')}"
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
         return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""

@@ -153,6 +153,19 @@ class Design(Enum):
 
 
 @dataclass(frozen=True)
+class SwitchbackSettings:
+    """Turns of candidate and incumbent on the same workers, in random order."""
+
+    period: float = setting(30.0, duration=True, at_least=1, help="time of one turn; longer than a request takes")
+    washout: float = setting(5.0, duration=True, at_least=0, help="beginning of each turn that is not judged: requests of the other kernel end in it")
+    seed: int = setting(1, help="of the order")
+
+    def check(self, node: Node, mistakes: Mistakes) -> None:
+        if self.washout > self.period / 2:
+            mistakes.add(node, f"{node.path}: a washout of {self.washout:g} s leaves less than half of a period of {self.period:g} s")
+
+
+@dataclass(frozen=True)
 class CanarySettings:
     """Phase 3: a few workers on the candidate beside as many control workers of the same age."""
 
@@ -160,6 +173,8 @@ class CanarySettings:
     canary: Amount = setting(help="workers that get the candidate", factory=lambda: Amount(count=1))
     control: Amount = setting(help="workers restarted with the incumbent, to compare with", factory=lambda: Amount(count=1))
     labels: dict[str, str] = setting(help="only workers with these labels are chosen", factory=dict)
+    design: Design = setting(Design.PARALLEL, help="parallel: beside control workers; switchback: in turns on the canary workers themselves, by the hot fallback")
+    turns: SwitchbackSettings = setting(help="switchback: how the turns are taken", factory=SwitchbackSettings)
     share_tolerance: float = setting(0.15, above=0, at_most=1, help="how far the observed share of the canary may be from its share of workers")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
