@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phases.embedded.models import ModelShape
 from phases.embedded.provision import cache_directory
 from phases.engine.files import write_json
 from phases.errors import ServingError
@@ -50,6 +51,7 @@ class EmbeddedFleetSettings:
     """How large the embedded fleet is. About 2 GB of memory and 20 s of one core a rank to start."""
 
     workers: tuple[WorkerKind, ...] = setting((WorkerKind(4), WorkerKind(1, 2)), help="kinds of workers", not_empty=True)
+    model: ModelShape | None = setting(None, help="serve a model of this shape; none: the embedded environment's own")
     ready: float = setting(420.0, help="time a worker may take until it answers", duration=True, above=0)
     drain: float = setting(20.0, help="time requests in flight get at a stop", duration=True, at_least=0)
     lease: float = setting(60.0, help="how long a canary waits for the toolkit before it goes back by itself", duration=True, at_least=15)

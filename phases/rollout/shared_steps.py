@@ -29,7 +29,7 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
     """Every worker is reached, serves, is in service and runs what the others run; an embedded fleet is brought up first."""
 
     def look(context: StepContext) -> Facts:
-        environment = environment_facts(live.settings.server, context.progress)
+        environment = _environment(run, live, context)
         bundles = live.bundles(context, environment)
         _bring_up(run, live, context, bundles)
         states = live.production(context).observe()
@@ -101,6 +101,19 @@ def together(hosts: Sequence[Host], act: Callable[[Host], Any]) -> dict[str, Pha
 
 def names(hosts: Iterable[Host]) -> str:
     return ", ".join(host.name for host in hosts) or "nobody"
+
+
+def _environment(run: PhaseRun, live: Live, context: StepContext) -> Facts:
+    """What the workers are started with: Python and models."""
+    facts = environment_facts(live.settings.server, context.progress)
+    embedded = run.playbook.sections.get("embedded_fleet")
+    if embedded is None or embedded.model is None:
+        return facts
+    from phases.embedded.models import ensure_model
+    from phases.embedded.provision import ensure
+
+    made = ensure_model(ensure(progress=context.progress), embedded.model, context.progress)
+    return {**facts, "model": str(made / "target"), "draft_model": str(made / "draft")}
 
 
 def _bring_up(run: PhaseRun, live: Live, context: StepContext, bundles: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def server_argv(run: PhaseRun, side: str, environment: dict[str, Any], port: int
         shared += [DRAFT_FLAG, environment["draft_model"]]
     return [
         environment["python"], "-m", "sglang.launch_server", "--model-path", environment["model"],
-        "--attention-backend", own.backend or run.kernel.backend, "--host", "127.0.0.1", "--port", str(port),
+        "--attention-backend", own.backend or run.kernel.backend, "--host", settings.server.listen, "--port", str(port),
         "--enable-metrics", *shared, *own.arguments,
     ]  # fmt: skip
 

@@ -21,6 +21,7 @@ class ServerSettings:
     model: str = setting("", help="model path; empty: the embedded environment's small MLA model")
     draft_model: str = setting("", help="draft model path, put after --speculative-draft-model-path; empty: the embedded one")
     device: str = setting("cpu", choices=("cpu", "cuda"), help="where the servers run")
+    listen: str = setting("127.0.0.1", pattern=r"[0-9A-Fa-f.:]+", help="address the servers listen on; 0.0.0.0 for workers that a router on another machine sends to")
     arguments: tuple[str, ...] = setting((), help="launch flags of both servers; none: speculation by a draft model, top-k 4")
     environment: dict[str, str] = setting(factory=dict, help="environment variables of both servers")
     ready_within: float = setting(300.0, duration=True, above=0, help="a server that does not complete requests by then has failed")
