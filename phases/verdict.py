@@ -26,3 +26,8 @@ _BADNESS = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR, Ver
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of the verdicts; of none at all it is ERROR, since a gate that evaluated nothing proves nothing."""
     return max(verdicts, key=_BADNESS.index, default=Verdict.ERROR)
+
+
+def severity(verdict: Verdict) -> int:
+    """0 for PASS, more for worse: what a reviewer sees first."""
+    return _BADNESS.index(verdict)

@@ -9,7 +9,7 @@ import click
 
 from phases.cli.common import example, json_option, load_playbook, note, open_ledger, playbook_option, print_json
 from phases.cli.gate import choose
-from phases.errors import LedgerError, UsageError
+from phases.errors import UsageError
 
 
 @click.command(epilog=example("phase export --flashinfer-bench ./trace", "phase export --flashinfer-bench ./trace 3"))
@@ -27,12 +27,13 @@ def export(checkpoint: str | None, target: Path, playbook_path: Path | None, as_
     from phases.export.write import export as write
     from phases.kernel import contract
     from phases.ledger.checkpoint import RESULTS
+    from phases.ledger.export import read_directory
     from phases.results import Results
 
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
     if checkpoint and Path(checkpoint).is_dir():
-        name, files, manifest = _directory(Path(checkpoint))
+        name, (files, manifest) = Path(checkpoint).resolve().name, read_directory(Path(checkpoint))
     else:
         chosen = choose(playbook, ledger, checkpoint or "build-parity")
         name, files, manifest = chosen.name, ledger.files(chosen), chosen.manifest
@@ -49,15 +50,3 @@ def export(checkpoint: str | None, target: Path, playbook_path: Path | None, as_
         note(f"left out: {line}")
     click.echo(f"{name} in {target}: {len(made.definitions)} definitions and {len(made.solutions)} solutions; "
                f"{made.workloads} workloads and {made.traces} traces are new, in {len(made.written)} files")  # fmt: skip
-
-
-def _directory(directory: Path) -> tuple[str, dict[str, bytes], dict]:  # type: ignore[type-arg]
-    """A checkpoint exported as plain files, once it has proved to be unaltered."""
-    from phases.ledger.checkpoint import MANIFEST
-    from phases.ledger.verify import verify_directory
-
-    problems = verify_directory(directory)
-    if problems:
-        raise LedgerError(f"{directory} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {directory}`.")
-    files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    return directory.name, files, json.loads(files[MANIFEST])

@@ -15,28 +15,39 @@ from phases.playbook.schema import Review
 @click.command(epilog=example("phase report", "phase report 3 --to /tmp/review.html", "phase report checkpoints/h200/0001-build-parity-PASS --anchors anchors.json"))
 @click.argument("checkpoint", required=False, shell_complete=completing("complete_checkpoint"))
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to write it. Default: <checkpoint>.html here.")
+@click.option("--anchors", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="FILE",
+              help='Times of other kernels to show beside: {"about": "...", "recorded": true, "rows": [{"case": KEY, "microseconds": {NAME: US}}]}.')  # fmt: skip
 @playbook_option
 @json_option
-def report(checkpoint: str | None, target: Path | None, playbook_path: Path | None, as_json: bool) -> None:
+def report(checkpoint: str | None, target: Path | None, anchors: Path | None, playbook_path: Path | None, as_json: bool) -> None:
     """Write a checkpoint as one self-contained HTML page: verdict first, each rule with its interval, charts, what changed since the
     last approved checkpoint, provenance.
 
-    CHECKPOINT as for `phase gate review`. The page inside the checkpoint itself lacks what came later: digest and decisions.
+    CHECKPOINT as for `phase gate review`, or the directory of an exported checkpoint. The page inside the checkpoint itself lacks
+    what came later: digest and decisions.
     """
+    from phases.ledger.export import read_directory
     from phases.report.page import render
-    from phases.report.view import view_of_checkpoint
+    from phases.report.view import view_of_checkpoint, view_of_directory, with_anchors
 
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
-    chosen = choose(playbook, ledger, checkpoint)
-    required = any(section.name == chosen.phase and section.review is Review.REQUIRED for section in playbook.phases)
+    facts: dict[str, object]
+    directory = Path(checkpoint).resolve() if checkpoint and Path(checkpoint).is_dir() else None
     try:
-        page = render(view_of_checkpoint(ledger, chosen, review_required=required))
-    except (ValueError, KeyError) as fault:
-        raise LedgerError(f"{chosen.name} cannot be shown: {fault}.", hint=f"Run `phase checkpoint verify {chosen.number}`.") from fault
-    path = target or Path(f"{chosen.name}.html")
-    path.write_text(page)
+        if directory:
+            name = directory.name
+            view, facts = view_of_directory(ledger, name, *read_directory(directory)), {"name": name, "directory": str(directory)}
+        else:
+            chosen = choose(playbook, ledger, checkpoint)
+            required = any(section.name == chosen.phase and section.review is Review.REQUIRED for section in playbook.phases)
+            name, view, facts = chosen.name, view_of_checkpoint(ledger, chosen, review_required=required), chosen.to_json()
+        page = render(with_anchors(view, anchors) if anchors else view)
+    except (ValueError, KeyError, TypeError) as fault:
+        raise LedgerError(f"{checkpoint or 'the newest checkpoint'} cannot be shown: {fault!r}.", hint="Run `phase checkpoint verify`.") from fault
+    path = target or Path(f"{name}.html")
+    path.write_text(page, encoding="utf-8")
     if as_json:
-        print_json({"checkpoint": chosen.to_json(), "page": str(path), "bytes": len(page)})
+        print_json({"checkpoint": facts, "page": str(path), "bytes": len(page.encode())})
     else:
-        click.echo(f"{chosen.name} written to {path} ({len(page) >> 10} KiB)")
+        click.echo(f"{name} written to {path} ({len(page.encode()) >> 10} KiB)")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from phases.errors import LedgerError
-from phases.ledger.checkpoint import Checkpoint
+from phases.ledger.checkpoint import MANIFEST, Checkpoint
 from phases.ledger.ledger import Ledger
 
 
@@ -42,6 +44,21 @@ def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
     except OSError as fault:
         raise LedgerError(f"{directory} cannot be written: {fault.strerror or fault}.", hint="Choose a writable directory with room.") from fault
     return directory
+
+
+def read_directory(directory: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Files and manifest of a checkpoint exported as plain files, once it has proved to be unaltered.
+
+    Raises:
+        LedgerError: it is none, or was altered.
+    """
+    from phases.ledger.verify import verify_directory
+
+    problems = verify_directory(directory)
+    if problems:
+        raise LedgerError(f"{directory} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {directory}`.")
+    files = _read(directory)
+    return files, json.loads(files[MANIFEST])
 
 
 def is_plain(path: str) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 
 # Drawn in these, then replaced by the page's CSS variables.
 _INK, _MUTED, _GRID, _PAPER = "#010101", "#020202", "#030303", "#fdfdfd"
-_SERIES = ("#040404", "#050505", "#060606", "#070707")
+_SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
+_MARKS = "osD^vPX"  # one more than colours: 42 series before two look alike
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--rule", _PAPER: "--paper",
               **{color: f"--series-{i}" for i, color in enumerate(_SERIES)}}  # fmt: skip
 
@@ -29,38 +30,47 @@ class Point:
 
 
 def interval_strip(point: Point, threshold: float | None, label: str) -> str:
-    """A rule at a glance: dot and whisker against the threshold's line, 240 by 28 pixels."""
+    """A rule at a glance: dot and whisker against the threshold's line, with their values; 320 by 56 units."""
     values = [v for v in (point.estimate, point.low, point.high, threshold) if v is not None and math.isfinite(v)]
     low, high = min(values), max(values)
     margin = (high - low) * 0.15 or abs(high) * 0.1 or 1.0
-    scale = lambda v: 6 + 228 * (v - low + margin) / (high - low + 2 * margin)  # noqa: E731
-    left = scale(point.low) if point.low is not None else 2.0
-    right = scale(point.high) if point.high is not None else 238.0
-    limit = "" if threshold is None else f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="2" y2="26"/>'
+    scale = lambda v: 12 + 296 * (v - low + margin) / (high - low + 2 * margin)  # noqa: E731
+    left = scale(point.low) if point.low is not None and math.isfinite(point.low) else 2.0
+    right = scale(point.high) if point.high is not None and math.isfinite(point.high) else 318.0
+    limit = "" if threshold is None else _mark(scale(threshold), 12, f"limit {threshold:.4g}", "limit") + (
+        f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="17" y2="41"/>')  # fmt: skip
     return (
-        f'<svg class="strip" viewBox="0 0 240 28" role="img" aria-label="{escape(label, quote=True)}">{limit}'
-        f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="14" y2="14"/><circle cx="{scale(point.estimate):.1f}" cy="14" r="4.5"/></svg>'
+        f'<svg class="strip" viewBox="0 0 320 56" role="img" aria-label="{escape(label, quote=True)}"><line class="axis" x1="2" x2="318" y1="29" y2="29"/>{limit}'
+        f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="29" y2="29"/><circle cx="{scale(point.estimate):.1f}" cy="29" r="5"/>'
+        f"{_mark(scale(point.estimate), 53, f'{point.estimate:.4g}', 'value')}</svg>"
     )
+
+
+def _mark(x: float, y: float, text: str, kind: str) -> str:
+    """A value beside its place, kept inside the strip."""
+    anchor = "start" if x < 60 else "end" if x > 260 else "middle"
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def dot_rows(rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel: str, title: str, reference: float | None = None) -> str:
     """Cases down, value across (log scale): one dot with whisker a series, such as the speedup of each case."""
     names = list(dict.fromkeys(name for _, points in rows for name, _ in points))
-    with _figure(7.2, 0.9 + 0.3 * len(rows)) as (figure, axes):
-        for color, name in zip(_SERIES * len(names), names):
-            points = [(y, p) for y, (_, series) in enumerate(rows) for n, p in series if n == name]
+    with _figure(5.2, 0.9 + (0.16 + 0.07 * len(names)) * len(rows) + 0.16 * len(names)) as (figure, axes):
+        for color, mark, name in zip(_SERIES * len(names), _MARKS * len(names), names):
+            shift = 0.6 * (names.index(name) - (len(names) - 1) / 2) / max(len(names), 2)  # series of a row side by side
+            points = [(y + shift, p) for y, (_, series) in enumerate(rows) for n, p in series if n == name]
             x = [p.estimate for _, p in points]
             errors = [[max(0.0, p.estimate - (p.estimate if p.low is None else p.low)) for _, p in points],
                       [max(0.0, (p.estimate if p.high is None else p.high) - p.estimate) for _, p in points]]  # fmt: skip
-            axes.errorbar(x, [y for y, _ in points], xerr=errors, fmt="o", color=color, label=name, markersize=5, elinewidth=1.4)
+            axes.errorbar(x, [y for y, _ in points], xerr=errors, fmt=mark, color=color, label=_cut(name, 24), markersize=5, elinewidth=1.4)
         if reference is not None:
             axes.axvline(reference, color=_MUTED, linewidth=1.2, linestyle="--")
-        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-        axes.invert_yaxis()
+        axes.set_yticks(range(len(rows)), [_cut(label) for label, _ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         _logarithmic(axes.xaxis, axes.set_xscale, [p.estimate for _, s in rows for _, p in s])
         axes.set_xlabel(xlabel)
         if len(names) > 1:
-            axes.legend(loc="best", frameon=False)
+            figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
     return _svg(figure, title)
 
 
@@ -70,25 +80,40 @@ def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     Args:
         points: series name, floor in seconds, median in seconds.
     """
-    with _figure(5.6, 4.4) as (figure, axes):
+    with _figure(5.2, 4.2) as (figure, axes):
         names = list(dict.fromkeys(name for name, _, _ in points))
-        for color, name in zip(_SERIES * len(names), names):
-            axes.plot([f * 1e6 for n, f, _ in points if n == name], [t * 1e6 for n, _, t in points if n == name], "o", color=color, label=name, markersize=5)
-        ends = [min(f for _, f, _ in points) * 1e6, max(t for _, _, t in points) * 1e6]
+        for color, mark, name in zip(_SERIES * len(names), _MARKS * len(names), names):
+            axes.plot([f * 1e6 for n, f, _ in points if n == name], [t * 1e6 for n, _, t in points if n == name], mark, color=color, label=_cut(name, 24), markersize=5)
+        ends = [min(f for _, f, _ in points) * 0.7e6, max(f for _, f, _ in points) * 1.4e6]
         for factor, style in ((1, "-"), (2, "--"), (10, ":")):
             axes.plot(ends, [end * factor for end in ends], style, color=_MUTED, linewidth=1, label="floor" if factor == 1 else f"{factor}x floor")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("floor (µs)")
         axes.set_ylabel("measured (µs)")
-        axes.legend(loc="best", frameon=False, fontsize=8)
+        figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
+    return _svg(figure, title)
+
+
+def event_line(events: Sequence[tuple[float, str]], *, title: str) -> str:
+    """Events down, seconds since the first across: how long each step of a rollback took."""
+    with _figure(5.2, 0.7 + 0.22 * len(events)) as (figure, axes):
+        start = 0.0
+        for y, (at, _) in enumerate(events):
+            axes.plot([start, at], [y, y], color=_SERIES[0], linewidth=2.2, solid_capstyle="round")
+            axes.plot([at], [y], "o", color=_SERIES[0], markersize=5)
+            start = at
+        axes.set_yticks(range(len(events)), [_cut(name) for _, name in events])
+        axes.set_ylim(len(events) - 0.5, -0.5)
+        axes.set_xlim(left=min(0.0, *(at for at, _ in events)))
+        axes.set_xlabel("seconds since it was detected")
     return _svg(figure, title)
 
 
 def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str,
               equal: float = 1.0) -> str:  # fmt: skip
     """Estimate and confidence band over a bake, with the margin, the value of equal arms and the moment of decision. Times in seconds."""
-    with _figure(7.2, 3.2) as (figure, axes):
+    with _figure(5.2, 3.1) as (figure, axes):
         low = [math.nan if p.low is None else p.low for p in points]
         high = [math.nan if p.high is None else p.high for p in points]
         axes.fill_between(times, low, high, color=_SERIES[0], alpha=0.22, linewidth=0, label="confidence band")
@@ -99,8 +124,13 @@ def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float,
             axes.axvline(decided_at, color=_INK, linewidth=1, linestyle=":", label=f"decided at {decided_at:.0f} s")
         axes.set_xlabel("seconds since the bake began")
         axes.set_ylabel(ylabel)
-        axes.legend(loc="best", frameon=False, fontsize=8)
+        figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
     return _svg(figure, title)
+
+
+def _cut(label: str, most: int = 30) -> str:
+    """What fits beside a chart; the table below it has the whole name."""
+    return label if len(label) <= most else label[: most - 1] + "…"
 
 
 @contextmanager

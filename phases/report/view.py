@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phases.errors import UsageError
 from phases.gates.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
@@ -37,6 +39,16 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """Another kernel's time on one of our cases, to show beside ours. `recorded`: elsewhere or earlier, not in this run."""
+
+    case: str  # the case's key
+    name: str
+    seconds: float
+    recorded: bool
+
+
+@dataclass(frozen=True)
 class ReportView:
     """One checkpoint as a reviewer sees it."""
 
@@ -51,6 +63,8 @@ class ReportView:
     review: str = ""
     approvals: tuple[Approval, ...] = ()
     change: Change | None = None
+    anchors: tuple[Anchor, ...] = ()
+    anchors_about: str = ""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -73,11 +87,36 @@ def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_require
     )
 
 
+def view_of_directory(ledger: Ledger, name: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:
+    """The view of a checkpoint exported as plain files, compared with what this ledger holds of its phase."""
+    view = dataclasses.replace(_view(name, files, manifest), digest=cp.sha256(files[cp.MANIFEST]))
+    return dataclasses.replace(view, change=_change(ledger, manifest["phase"], manifest, before=None))
+
+
 def view_of_draft(ledger: Ledger, draft: Draft, author: str) -> ReportView:
     """The view of a checkpoint about to be recorded: no number, digest or approval yet."""
     manifest = json.loads(cp.manifest_of(draft, 0, author, None))
     view = _view(f"{draft.phase} {draft.verdict.value}", draft.files, manifest)
     return dataclasses.replace(view, change=_change(ledger, draft.phase, manifest, before=None))
+
+
+def with_anchors(view: ReportView, path: Path) -> ReportView:
+    """The view with times of other kernels from a JSON file: {"about", "recorded", "rows": [{"case", "microseconds": {name: us}}]}.
+
+    Raises:
+        UsageError: the file is not that.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        made = tuple(
+            Anchor(row["case"], str(name), float(us) * 1e-6, bool(data.get("recorded", True)))
+            for row in data["rows"] if "case" in row for name, us in row["microseconds"].items()
+        )  # fmt: skip
+        if any(not 0 < anchor.seconds < 1e6 for anchor in made):
+            raise ValueError("a time is not positive")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise UsageError(f"{path} holds no times of other kernels: {fault!r}.", hint="See `phase report --help` for its form.") from None
+    return dataclasses.replace(view, anchors=made, anchors_about=str(data.get("about", "")))
 
 
 def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:

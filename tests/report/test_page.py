@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
+import pytest
+
+from phases.errors import UsageError
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.report.page import render
-from phases.report.view import Change, ReportView
-from phases.results import BenchmarkRecord, Case, Results
+from phases.report.view import Anchor, Change, ReportView, with_anchors
+from phases.results import BenchmarkRecord, Case, Measurement, Results
 from phases.verdict import Verdict
 
 EVIL = "<script>alert('x')</script>\"&"
@@ -58,9 +62,9 @@ class Tags(HTMLParser):
 
 def test_the_verdict_comes_first_then_the_rules_then_what_they_rest_on() -> None:
     page = render(view())
-    places = [page.index(word) for word in ('class="verdict FAIL"', 'id="rules"', "<h2>Benchmark", "<h2>Canary", "<h2>Rollback", "<h2>Since", "<h2>Provenance")]
+    places = [page.index(word) for word in ('class="verdict FAIL"', *(f'<section id="{name}"' for name in ("rules", "benchmark", "bake", "rollback", "change", "provenance")))]
     assert places == sorted(places)
-    assert "1 of 2 rules did not pass: measurement" in page
+    assert "1 of 2 rules did not pass: plain" in page
     assert "decided FAIL at 80 s" in page and "traffic safe" in page
 
 
@@ -77,6 +81,7 @@ def test_tags_are_balanced_and_nothing_is_loaded() -> None:
     loads = [value for _, attrs in tags.seen for key, value in attrs.items() if key in ("src", "href", "xlink:href") and not (value or "").startswith("#")]
     assert loads == []
     assert not re.search(r"url\((?!#)|@import", page)
+    assert "default-src 'none'" in next(attrs["content"] for tag, attrs in tags.seen if attrs.get("http-equiv") == "Content-Security-Policy")
 
 
 def test_a_screen_reader_gets_every_chart_in_words() -> None:
@@ -87,3 +92,43 @@ def test_a_screen_reader_gets_every_chart_in_words() -> None:
 
 def test_the_same_view_gives_the_same_bytes() -> None:
     assert render(view()) == render(view())
+
+
+def test_what_did_not_pass_is_met_first() -> None:
+    page = render(view())
+    assert page.index("<h3>plain <span") < page.index("<h3>parity <span")
+
+
+def test_every_chart_comes_with_its_numbers() -> None:
+    page = render(view())
+    for summary in ("Numbers", "All medians", "Every look"):
+        assert f"<summary>{summary}</summary>" in page
+    assert ">10 s</th>" in page and ">80 s</th>" in page  # each look of the bake
+
+
+def test_the_incumbent_and_recorded_kernels_stand_beside_the_baseline() -> None:
+    one = view()
+    base, fast = one.results.benchmark
+    incumbent = dataclasses.replace(base, variant="prod", role="incumbent", samples=tuple(s / 2 for s in base.samples))
+    results = dataclasses.replace(one.results, benchmark=(base, incumbent, fast))
+    page = render(dataclasses.replace(one, results=results, anchors=(Anchor(base.case.key, "rival", 2e-3, True), Anchor("another case", "rival", 1.0, True))))
+    assert "Times faster than the baseline, naive" in page and "Times faster than the incumbent, prod" in page
+    assert page.count("rival") >= 4 and "another case" not in page
+
+
+def test_a_file_of_anchors_is_read_or_refused(tmp_path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text('{"about": "elsewhere", "rows": [{"case": "k", "microseconds": {"rival": 3}}, {"shape": "no case"}]}')
+    bad.write_text('{"rows": [{"case": "k", "microseconds": {"rival": -3}}]}')
+    read = with_anchors(view(), good)
+    assert read.anchors == (Anchor("k", "rival", 3e-6, True),) and read.anchors_about == "elsewhere"
+    with pytest.raises(UsageError, match="bad.json"):
+        with_anchors(view(), bad)
+
+
+def test_a_slower_benchmark_and_a_changed_measurement_are_called() -> None:
+    one = view()
+    slower = dataclasses.replace(one.results, benchmark=tuple(dataclasses.replace(r, samples=tuple(s * 3 for s in r.samples)) for r in one.results.benchmark),
+                                 measurements=(Measurement("accept_length", 3.2, 3.0, 3.4, 50),))  # fmt: skip
+    page = render(dataclasses.replace(one, results=slower))
+    assert page.count("<td>slower</td>") == 2 and "accept_length" in page and "absent" in page
