@@ -121,5 +121,5 @@ def driver() -> ProcessDriver:
     return ProcessDriver(drain=5)
 
 
-def ready_of(host: Host, timeout: float = 15) -> Ready:
+def ready_of(host: Host, timeout: float = 45) -> Ready:
     return Ready(int(host.values["port"]), timeout=timeout)

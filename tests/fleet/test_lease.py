@@ -60,14 +60,15 @@ def worker(local: Host, driver: ProcessDriver) -> Worker:
 
 
 def test_nobody_confirms_and_the_host_goes_back_by_itself(worker: Worker) -> None:
-    worker.arm(1.0)
+    worker.arm()
     worker.switch()
     assert worker.current() == worker.new.digest
+    worker.run_out()
     eventually(lambda: worker.record()["state"] == "reverted")
     assert worker.current() == worker.old.digest
     eventually(lambda: worker.served() == worker.old.digest)
     assert worker.events()[-2:] == ["lease_reverting", "lease_reverted"]
-    with pytest.raises(LeaseError, match="already reverted: nobody confirmed in 1 s"):
+    with pytest.raises(LeaseError, match="already reverted: nobody confirmed in 600 s"):
         worker.lease.confirm(LONG)
 
 
@@ -230,9 +231,12 @@ def test_after_a_reboot_the_service_starts_the_previous_release(worker: Worker) 
 
 @pytest.mark.parametrize("damage", ["{damaged", None], ids=["damaged", "removed"])
 def test_a_damaged_lease_file_does_not_stop_the_guard(worker: Worker, damage: str | None) -> None:
-    worker.arm(2.0)
+    worker.arm()
     worker.switch()
-    path = Path(worker.host.root, "lease.json")
+    path, beat = Path(worker.host.root, "lease.json"), Path(worker.host.root, "run/guard.beat")
+    worker.run_out(3.0)
+    changed = time.clock_gettime(time.CLOCK_BOOTTIME)
+    eventually(lambda: float(beat.read_text() or 0) > changed)  # the guard has read it
     path.unlink() if damage is None else path.write_text(damage)
     eventually(lambda: worker.current() == worker.old.digest)
     eventually(lambda: worker.served() == worker.old.digest)
@@ -365,12 +369,13 @@ def test_a_service_that_will_not_restart_is_reported_as_such(worker: Worker) -> 
 
 
 def test_the_lease_keeps_the_lock_when_the_toolkit_is_gone_and_frees_it_afterwards(worker: Worker) -> None:
-    worker.arm(2.0)
+    worker.arm()
     worker.switch()
     worker.session.close()
     with HostSession(connect(worker.host)) as session:
         held = show_lock(session)
         assert held and not held.orphan and held.token == worker.lock.token
+        worker.run_out()
         eventually(lambda: read_lease(session).state == "reverted")
         assert show_lock(session) is None
         assert "lock_dropped" in [entry["event"] for entry in read_audit(session)[0]]
@@ -389,8 +394,9 @@ def test_a_full_disk_does_not_keep_the_host_from_going_back(worker: Worker, tmp_
     subprocess.run(worker.driver.stop_argv(worker.host), check=True, capture_output=True)
     other = Worker(host, worker.driver)
     try:
-        other.arm(2.0)
+        other.arm()
         other.switch()
+        other.run_out(2.0)
         with open(small / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(bytes(4096))
@@ -412,8 +418,9 @@ def test_the_host_scripts_run_on_old_and_new_pythons(version: str, local: Host, 
     if not found:
         pytest.skip(f"no Python {version} here")
     worker = Worker(dataclasses.replace(local, python=str(found[0])), driver)
-    worker.arm(1.0)
+    worker.arm()
     worker.switch()
+    worker.run_out()
     eventually(lambda: worker.record()["state"] == "reverted")
     eventually(lambda: worker.served() == worker.old.digest)
     worker.session.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from phases.fleet.releases import ReleaseStore
 from phases.fleet.services import DockerDriver, ProcessDriver, ServiceStatus, SystemdDriver, restart, start, stop, wait_ready
 from phases.fleet.session import HostSession
 from tests.fleet.conftest import service_bundle
+from tests.fleet.worker import eventually
 
 
 def put(session: HostSession, lock: HostLock, **settings: object) -> str:
@@ -26,6 +28,11 @@ def put(session: HostSession, lock: HostLock, **settings: object) -> str:
     push(session, lock, bundle)
     ReleaseStore(session, lock).switch(bundle.digest)
     return bundle.digest
+
+
+def _listens(number: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", number)) == 0
 
 
 def port(host: Host) -> int:
@@ -36,12 +43,12 @@ def test_start_restart_stop_and_status(session: HostSession, lock: HostLock, dri
     put(session, lock)
     assert not driver.status(session).running
     start(driver, session)
-    wait_ready(driver, session, port(local), timeout=15)
+    wait_ready(driver, session, port(local), timeout=60)
     first = driver.status(session)
     start(driver, session)
     assert driver.status(session).pid == first.pid, "starting what runs changes nothing"
     restart(driver, session)
-    wait_ready(driver, session, port(local), timeout=15)
+    wait_ready(driver, session, port(local), timeout=60)
     assert driver.status(session).pid not in (0, first.pid)
     stop(driver, session)
     assert driver.status(session) == ServiceStatus(False, 0, "stopped")
@@ -59,7 +66,7 @@ def test_it_outlives_the_session_and_is_found_by_the_next(session: HostSession, 
 def test_a_stop_lets_requests_finish(session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host) -> None:
     put(session, lock, drain=0.5)
     start(driver, session)
-    wait_ready(driver, session, port(local), timeout=15)
+    wait_ready(driver, session, port(local), timeout=60)
     stop(driver, session)
     assert driver.logs(session).splitlines()[-2:] == ["draining", "drained"]
 
@@ -68,7 +75,7 @@ def test_what_does_not_end_in_time_is_ended_with_all_it_started(session: HostSes
     impatient = ProcessDriver(drain=0.2)
     put(session, lock, drain=60)
     start(impatient, session)
-    wait_ready(impatient, session, port(local), timeout=15)
+    wait_ready(impatient, session, port(local), timeout=60)
     pid = impatient.status(session).pid
     stop(impatient, session)
     assert "drained" not in impatient.logs(session)
@@ -91,9 +98,10 @@ def test_a_service_that_dies_or_stays_sick_shows_its_log(session: HostSession, l
     put(session, lock, crash=True)
     with pytest.raises(ServiceError, match="no kernel image is available"):
         start(driver, session)
-        wait_ready(driver, session, port(local), timeout=15)
+        wait_ready(driver, session, port(local), timeout=60)
     put(session, lock, sick=True)
     start(driver, session)
+    eventually(lambda: _listens(port(local)))
     with pytest.raises(ServiceError, match=r"on here: .*did not answer 200 in 1 s \(status 503\)(.|\n)*starting"):
         wait_ready(driver, session, port(local), timeout=1)
 
@@ -178,10 +186,10 @@ def test_systemd_for_real(session: HostSession, lock: HostLock, local: Host) -> 
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     try:
         start(driver, session)
-        wait_ready(driver, session, port(local), timeout=15)
+        wait_ready(driver, session, port(local), timeout=60)
         first = driver.status(session)
         restart(driver, session)
-        wait_ready(driver, session, port(local), timeout=15)
+        wait_ready(driver, session, port(local), timeout=60)
         assert driver.status(session).running and driver.status(session).pid != first.pid
         stop(driver, session)
         assert not driver.status(session).running

@@ -22,7 +22,7 @@ from phases.fleet.session import HostSession
 from phases.fleet.transport import Transport, connect, run
 from tests.fleet.sshfleet import SshFleet, free_port
 
-SHORT = Timeouts(connect=2, channel=2, command=2, keepalive=1)
+SHORT = Timeouts(connect=4, channel=4, command=4, keepalive=1)
 
 
 @pytest.fixture(params=["local", "ssh"])
@@ -166,7 +166,7 @@ def test_a_cut_cable_ends_a_command_and_mending_it_is_enough(namespaced: SshFlee
             run(transport, ["true"])
     finally:
         namespaced.hosts[1].mend()
-    assert run(transport, ["echo", "back"], timeout=10).out == "back\n"
+    assert run(transport, ["echo", "back"], timeout=30).out == "back\n"
     transport.close()
 
 

@@ -23,7 +23,7 @@ from tests.fleet.conftest import ready_of, service_bundle
 LONG = 600.0  # a window no test waits for
 
 
-def eventually(true: Callable[[], object], seconds: float = 20.0) -> None:
+def eventually(true: Callable[[], object], seconds: float = 90.0) -> None:
     """Wait until something holds; the limit is only there so that a failure ends."""
     until = time.monotonic() + seconds
     while not true():
@@ -55,8 +55,14 @@ class Worker:
         return json.loads(Path(self.host.root, "lease.json").read_text())
 
     def change(self, **fields: object) -> None:
+        """Change the lease behind the guard's back, in one step: it reads whenever it likes."""
         path = Path(self.host.root, "lease.json")
-        path.write_text(json.dumps({**self.record(), **fields}))
+        path.with_name("changed.json").write_text(json.dumps({**self.record(), **fields}))
+        os.replace(path.with_name("changed.json"), path)
+
+    def run_out(self, seconds: float = 0.3) -> None:
+        """Let the lease's time be over in so many seconds: a short window from the start could end before its switch."""
+        self.change(deadline=time.clock_gettime(time.CLOCK_BOOTTIME) + seconds)
 
     def current(self) -> str:
         return os.path.basename(os.readlink(Path(self.host.root, "current")))
