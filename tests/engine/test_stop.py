@@ -19,5 +19,5 @@ def test_a_signal_that_was_swallowed_stops_the_run_all_the_same(repository, phas
 
 
 def test_a_few_signals_at_random_moments(tmp_path):
-    found = storm(4, seed=5, folder=tmp_path, resume_every=4)
+    found = storm(3, seed=5, folder=tmp_path, resume_every=3)
     assert [shot for shot in found if shot.fault] == []
