@@ -155,10 +155,44 @@ def graph_backend_of(made: runners.DecodeCudaGraphRunner) -> backends.FullCudaGr
     return graph_backend
 
 
+def compared() -> dict:
+    """An eager step that the shadow compares: with a kernel that is right, then with one that is not. Torch computes both."""
+    import cuda_seam
+    from verify_attn import cuda
+    from verify_attn.attention import run_problem
+
+    put(b"c")
+    made, given = cuda_seam.backend(), cuda_seam.inputs(graph=False)
+    right = cuda_seam.expected(given, tree=True)
+    made.control, broken, engine_calls = Control(CONTROL.name), [], []
+    made.shadow = Shadow(1.0, made.control)
+    made.shadowing = True
+
+    def run(problem, variant, *, num_splits, workspace):
+        run_problem(problem, "naive")
+        if broken:
+            problem.out[5:10].mul_(1.05)  # the second request
+
+    def engine(q, k, v, o, *arguments, **options):
+        engine_calls.append(o.data_ptr())
+        o.copy_(right)
+
+    cuda.run, cuda.choose, cuda.workspace_bytes = run, lambda problem: ("naive", 1), lambda problem, variant, num_splits: 16
+    made.engine_attention = engine
+    agreed = cuda_seam.call(made, given, 0, given["mask"])
+    found = {"agreed": made.shadow.evidence is None and made.use, "error": float((agreed.double() - right).abs().max()), "engine calls": len(engine_calls)}
+    broken.append(True)
+    served = cuda_seam.call(made, given, 1, given["mask"])
+    found |= {"served": float((served.double() - right).abs().max()), "rest of the step": made.use, "next forward": made.control.decide(9)}
+    found |= {"worst": made.shadow.evidence.worst_request, "lengths": list(made.shadow.evidence.prefix_lengths), "layer": made.shadow.evidence.layer}
+    return found | {"byte": open(CONTROL.name).read()}
+
+
 def main() -> None:
     graphs.hook()
     HookRegistry.apply_hooks()
-    report = {"missing": graphs.missing_hook(Way.BOTH), "eager": eager_incumbent(), "both": both_captured()}
+    report = {"missing": graphs.missing_hook(Way.BOTH), "eager": eager_incumbent(), "both": both_captured(), "compared": compared()}
+    os.unlink(CONTROL.name)
     json.dump(report, sys.stdout)
 
 

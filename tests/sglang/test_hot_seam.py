@@ -51,6 +51,15 @@ def test_both_sides_are_captured_and_each_replay_picks(report):
     assert both["cost"]["candidate"]["graphs"] == both["cost"]["incumbent"]["graphs"] == 3
 
 
+@in_server_environment
+def test_a_compared_step_is_served_by_what_is_right(report):
+    compared = report["compared"]
+    assert compared["agreed"] and compared["error"] < 1e-5 and compared["engine calls"] == 1
+    assert compared["served"] < 1e-6
+    assert compared["rest of the step"] is False and compared["next forward"] is False and compared["byte"] == "i"
+    assert (compared["worst"], compared["lengths"], compared["layer"]) == (1, [7, 1, 40], 1)
+
+
 NCCL_ONLY = SimpleNamespace(disable_custom_all_reduce=True)
 
 

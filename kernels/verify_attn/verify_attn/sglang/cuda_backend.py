@@ -30,8 +30,8 @@ from verify_attn.sglang.objects import cuda_object, from_release
 from verify_attn.sglang.shadow import Shadow
 
 log = logging.getLogger(__name__)
-# Keyword arguments of the seam that ask for something our kernels do not do; the values that do not ask.
 LATCH = "_verify_attn_decided"  # what was decided for a batch, kept on it: it is planned first and run later
+# Keyword arguments of the seam that ask for something our kernels do not do; the values that do not ask.
 PLAIN = {"logit_cap": 0, "sliding_window_size": -1, "sinks": None, "xai_temperature_len": -1, "score_mod": None}
 
 
