@@ -119,12 +119,17 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: di
 
 
 def show_blocks(blocks: Iterable[Block], styles: dict[str, str] | None = None) -> None:
-    """Tables and lines, one below the other."""
+    """Tables and lines, one below the other. What comes from others cannot move the cursor or change colours."""
     for block in blocks:
         if block.columns:
-            show_table(block.columns, block.rows, styles)
+            show_table(block.columns, [[harmless(cell) for cell in row] for row in block.rows], styles)
         else:
-            say(block.text, fg=block.colour or None, bold=block.bold or None)
+            say(harmless(block.text), fg=block.colour or None, bold=block.bold or None)
+
+
+def harmless(text: str) -> str:
+    """The text without control characters, which a terminal would obey."""
+    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> Any:

@@ -93,9 +93,11 @@ def _show(view: ReportView, chosen: Checkpoint, ledger: Ledger) -> None:
 
 def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Playbook, ask: bool) -> None:
     """The commands that decide, or, on a terminal, the question itself. Only what waits for a decision is asked about."""
+    option = option_for(playbook)
+    if not view.gate.verdict.advances and not view.approvals:
+        click.echo(f"Nothing to approve: only PASS can be. Mend the cause, then `phase run {chosen.phase}{option}`.")
     if view.approvals or not view.gate.verdict.advances or view.review == "":
         return
-    option = option_for(playbook)
     if not (ask and sys.stdin.isatty() and is_terminal()):
         arguments = f'{chosen.number} --digest {short(chosen.digest)} --reason "…"{option}'
         click.echo(f"To decide: phase gate approve {arguments}")

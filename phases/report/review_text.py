@@ -32,8 +32,9 @@ def _head(view: ReportView, age: str) -> list[Block]:
     said = "every rule passed" if not failed else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
     tree = " with uncommitted changes" if source.get("dirty") else ""
     recorded = f"{str(view.manifest['recorded_at']).replace('T', ' ')[:16]} UTC" + (f" ({age} ago)" if age else "")
+    state = view.review if view.approvals or view.gate.verdict.advances else ""  # only what passed waits for anybody
     return [
-        line(f"{verdict}  {view.title}" + (f"  {view.review}" if view.review else ""), COLOURS.get(verdict, ""), bold=True),
+        line(f"{verdict}  {view.title}" + (f"  {state}" if state else ""), COLOURS.get(verdict, ""), bold=True),
         line(f"  {said}"),
         line(f"  kernel {view.kernel}, commit {(source.get('commit') or 'none')[:12]}{tree}"),
         line(f"  by {view.manifest['author']}, {recorded}, run {view.manifest.get('run')}"),

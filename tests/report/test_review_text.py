@@ -1,0 +1,67 @@
+"""The review in a terminal: the same content as the page, verdict first, and nothing in it that a terminal obeys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from phases.cli.common import show_blocks
+from phases.ledger.checkpoint import Approval
+from phases.report.page import render
+from phases.report.review_text import SHOWN_FACTS, review_blocks
+from phases.verdict import Verdict
+from tests.report.test_page import view
+
+
+def _text(capsys, shown, **more):
+    show_blocks(review_blocks(shown, **more))
+    return capsys.readouterr().out
+
+
+def test_the_verdict_comes_first_then_what_it_rests_on(capsys):
+    text = _text(capsys, view(), age="3 h")
+    first = text.splitlines()[0]
+    assert first.startswith("FAIL  0003-build-parity-FAIL")
+    titles = ["\nRules\n", "\nBenchmark\n", "\nCanary against control\n", "\nRollback timeline\n", "\nSince 0001-build-parity-PASS", "\nProvenance\n"]
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    for words in ("1 of 2 rules did not pass: plain", "commit abababababab with uncommitted changes", "2026-01-01 00:00 UTC (3 h ago)", "digest ffffffffffffffff",
+                  "0.96 … -", "decided FAIL at 80 s", "traffic safe", "detected", "5x", "10%", "torch", "2.13", "cpu: plain"):  # fmt: skip
+        assert words in text, words
+
+
+def test_it_says_what_the_page_says(capsys):
+    """Every number of the rules and every part the page has is in the text too."""
+    shown = view()
+    page, text = render(shown), _text(capsys, shown)
+    for rule in shown.gate.rules:
+        for value in (rule.estimate, rule.low, rule.threshold, rule.n):
+            assert f"{value:.4g}" in page and f"{value:.4g}" in text
+        assert rule.reason in page and rule.reason in text and rule.source in text
+
+
+def test_who_decided_what(capsys):
+    decided = Approval(3, "f" * 64, "reject", "Ada <ada@example.org>", "slower at q65", "2026-01-02T03:04:05Z")
+    text = _text(capsys, dataclasses.replace(view(), approvals=(decided,), review="rejected"))
+    assert text.splitlines()[0].endswith("rejected") and "reject: Ada <ada@example.org>, 2026-01-02 03:04: slower at q65" in text
+
+
+def test_only_what_passed_waits_for_anybody(capsys):
+    waiting = "waiting for review"
+    assert waiting in _text(capsys, dataclasses.replace(view(Verdict.PASS), review=waiting)).splitlines()[0]
+    assert waiting not in _text(capsys, dataclasses.replace(view(Verdict.INCONCLUSIVE), review=waiting))
+
+
+def test_nothing_before_it_and_much_after_it(capsys):
+    bare = view()
+    many = {f"fact{n:03}": n for n in range(SHOWN_FACTS + 7)}
+    bare = dataclasses.replace(bare, change=None, manifest={**bare.manifest, "facts": many}, results=dataclasses.replace(bare.results, benchmark=(), facts={}))
+    text = _text(capsys, bare)
+    assert "no earlier checkpoint of this phase is approved" in text and "and 7 more facts" in text
+    assert "Benchmark" not in text and "Rollback" not in text and "Canary" not in text
+
+
+def test_a_terminal_is_not_given_orders(capsys):
+    text = _text(capsys, view(text="red\x1b[31m\x07 title\x1b]0;x"))
+    assert "\x1b" not in click.unstyle(text) and "\x07" not in text and "red\N{REPLACEMENT CHARACTER}[31m" in text
