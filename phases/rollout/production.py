@@ -151,6 +151,14 @@ class Production:
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
         return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""
 
+    def tripped(self, host: Host) -> str:
+        """Why a rank has fallen back by itself: its shadow saw outputs that differ. Empty when none has, or the host cannot be asked."""
+        try:
+            found = next((entry for entry in self.rank_facts(host) if entry.get("hot", {}).get("tripped")), None)
+        except FleetError:
+            return ""
+        return f"rank {found['rank']} of {host.name} fell back by itself: {found['hot']['tripped']}" if found else ""
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def push(self, bundles: Sequence[Bundle], hosts: Sequence[Host]) -> None:

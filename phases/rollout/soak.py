@@ -66,7 +66,8 @@ class Soak:
             except AnalysisError as fault:
                 if not self.production.client(host, 10.0).health():
                     return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)
-            if self.digest and (reason := self.production.mixed(host, self.digest)):
+            reason = self.production.mixed(host, self.digest) if self.digest else self.production.tripped(host)
+            if reason:
                 return Fault(host.name, reason, incumbent=False)
         lost = self.production.lost_leases()
         return next((Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None)

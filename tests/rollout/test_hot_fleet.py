@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phases.engine.clock import SystemClock
+from phases.engine.steps import StepContext
 from phases.fleet.deploy import first_release, push
 from phases.fleet.lease import Lease
 from phases.fleet.releases import ReleaseStore
@@ -22,7 +23,8 @@ from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, Se
 from phases.rollout import hot
 from phases.rollout.production import Production
 from phases.rollout.rollback import Rollback, roll_back, safe_only
-from phases.rollout.settings import Amount, FallbackSettings, ProductionSettings
+from phases.rollout.settings import Amount, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings
+from phases.rollout.soak import Soak
 from phases.serving.settings import SideSettings
 from tests.fleet.sshfleet import end_processes_of, free_port
 from tests.fleet.worker import LONG, eventually
@@ -182,6 +184,18 @@ def test_a_fallen_back_worker_is_not_wholly_on_its_release(small):
         hot.fall_back(production)
         assert "fallen back to the incumbent's kernel" in production.mixed(host, small.new.digest)
         assert production.mixed(host, small.new.digest, kernel=False) == ""
+
+
+def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(small):
+    with small.production(wait=10) as production:
+        host = production.fleet["w3"]
+        assert production.tripped(host) == ""
+        (small.directory / "w3" / "trip-0").touch()
+        eventually(lambda: "fell back by itself: shadow: layer 1" in production.tripped(host))
+        context = StepContext(small.directory, {}, lambda line: None, production.clock)
+        judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=2, min_samples=1)
+        verdict = Soak(production, judge, (), "", context).run(5)
+    assert verdict.fault and verdict.fault.worker == "w3" and "layer 1" in verdict.reason
 
 
 def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
