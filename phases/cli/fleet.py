@@ -37,6 +37,34 @@ def status(playbook_path: Path | None, as_json: bool) -> None:
     show_table(["worker", "runs", "last good", "lease", "serving", "in service", "problem"], table)
 
 
+@fleet.command(epilog=example("phase fleet adopt", "phase fleet adopt --yes   # from a script"))
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@playbook_option
+@json_option
+def adopt(yes: bool, playbook_path: Path | None, as_json: bool) -> None:
+    """Put the incumbent's release on workers that have none yet.
+
+    The first thing to do with a real fleet: until a worker has a release recorded as good there is nothing to go back to. Workers
+    that serve are restarted a few at a time, under `production.min_available`. Again: does what is left to do.
+    """
+    from phases.engine.session import adhoc_run
+    from phases.rollout.adopt import adopt as put_on, incumbent_of
+    from phases.rollout.live import open_production
+
+    playbook, clock = load_playbook(playbook_path), SystemClock()
+    if playbook.sections.get("embedded_fleet") is not None:
+        raise UsageError(f"{playbook.path} has an embedded fleet.", hint="It starts by itself with the first production phase.")
+    run = adhoc_run(playbook, "adopt", clock)
+    with open_production(run, "adopt", clock, note) as production:
+        if not yes and not click.confirm(f"Restart up to {len(production.workers)} workers of {playbook.name} on the incumbent's release?", err=True):
+            raise UsageError("nothing was changed.", hint="Answer y, or give --yes.")
+        done = put_on(production, incumbent_of(run, production))
+    if as_json:
+        print_json({"adopted": list(done.adopted), "there": list(done.there)})
+        return
+    click.echo(f"Adopted {', '.join(done.adopted) or 'nobody'}" + (f"; {', '.join(done.there)} had a release." if done.there else "."))
+
+
 @fleet.command(epilog=example("phase fleet down", "phase fleet down --purge"))
 @click.option("--purge", is_flag=True, help="Remove the workers' directories and ports as well.")
 @playbook_option

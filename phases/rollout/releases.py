@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ class Launched:
 
 
 def fleet_releases(
-    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None], folder: Path = Path()
+    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None], folder: Path = Path(), sides: Sequence[str] = SIDES
 ) -> dict[str, Bundle]:
-    """Both sides' bundles. The launch arguments hold {port} and the hosts' own values, filled in on each host.
+    """The sides' bundles. The launch arguments hold {port} and the hosts' own values, filled in on each host.
 
     Args:
         environment: python, model and draft_model as the workers' hosts have them.
@@ -39,7 +39,7 @@ def fleet_releases(
     Raises:
         BuildError: a release does not build.
     """
-    return {side: _release(settings, kernel, side, environment, progress, folder) for side in SIDES}
+    return {side: _release(settings, kernel, side, environment, progress, folder) for side in sides}
 
 
 def _release(
