@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from phases.rollout.production import Production, WorkerState
 
 ROUTER_SECONDS = 60.0
+START_AT_ONCE = 6  # workers; much of a start waits for its own processes one after another, so several fill two cores
 ROUTER_METRICS = "router-metrics"  # port of the router's own metrics
 # Latencies of the tiny model lie between 5 ms and a few seconds; SGLang's own buckets start at 100 ms.
 BUCKETS = tuple(f"{0.005 * 1.15**i:.4g}" for i in range(50))
@@ -104,7 +105,8 @@ def ensure_up(
     down = [state for state in states if not state.serving]
     if down:
         progress(f"starting {', '.join(s.host.name for s in down)} (each imports SGLang for 20 s or more of a core)")
-    with ThreadPoolExecutor(4) as pool:
+    down.sort(key=lambda state: -int(state.host.labels["tp"]))  # what takes longest begins first
+    with ThreadPoolExecutor(START_AT_ONCE) as pool:
         list(pool.map(lambda state: _start_worker(production, state, incumbent, progress), down))
     for state in production.observe():
         if not state.in_service:
