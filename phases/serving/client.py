@@ -72,17 +72,23 @@ class Client:
     def tokenize(self, prompt: str) -> list[int]:
         """The server's own ids of a prompt."""
         body = self._body(prompt, 1) | {"logprob_start_len": 0}
-        rows = self._post("/generate", body)["meta_info"]["input_token_logprobs"]
-        return [int(row[1]) for row in rows]
+        return [int(row[1]) for row in self._prompt_rows(body)["input_token_logprobs"]]
 
     def score(self, prompt: list[int], tokens: tuple[int, ...]) -> Score:
         """Teacher-force `tokens` after `prompt`."""
         body = self._body([*prompt, *tokens], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": 1}
-        meta = self._post("/generate", body)["meta_info"]
+        meta = self._prompt_rows(body)
         given, best = meta["input_token_logprobs"][-len(tokens) :], meta["input_top_logprobs"][-len(tokens) :]
         if [row[1] for row in given] != list(tokens):
             raise ServingError(f"{self.name} scored other tokens than it was given.", hint="This SGLang is not supported.")
         return Score(tuple(float(row[0]) for row in given), tuple(float(row[0][0]) for row in best))
+
+    def _prompt_rows(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the server says of the prompt's own tokens."""
+        meta: dict[str, Any] = self._post("/generate", body).get("meta_info", {})
+        if "input_token_logprobs" not in meta or ("top_logprobs_num" in body and "input_top_logprobs" not in meta):
+            raise ServingError(f"{self.name} gives no log-probabilities of a prompt.", hint="This SGLang is not supported, or something between us and it drops them.")
+        return meta
 
     def flush_cache(self) -> None:
         """Forget cached prefixes, so that what was asked before does not decide how a prompt is computed."""

@@ -1,6 +1,7 @@
 """`phase`, killed with SIGKILL at one boundary of its journal: `killed_phase.py EVENT STEP MOMENT ARGUMENT...`.
 
-EVENT and STEP name a record (`step-finished` `bake`), MOMENT is before or after it is on disk. With `-` for EVENT nothing is killed.
+EVENT and STEP name a record (`step-finished` `bake`), MOMENT is before or after it is on disk; EVENT `decided` is the moment a verdict
+is on disk and not acted on yet (STEP: `judged`, `going-back`). With `-` for EVENT nothing is killed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import functools
 import os
 import signal
 import sys
+from pathlib import Path
 
 from phases.cli import main
 from phases.engine import session
+from phases.results import Results
+from phases.rollout import canary, decided, waves
 
 
 def run(event: str, step: str, moment: str, arguments: list[str]) -> None:
@@ -19,8 +23,18 @@ def run(event: str, step: str, moment: str, arguments: list[str]) -> None:
         if (when, record.event, record.step) == (moment, event, step):  # type: ignore[attr-defined]
             os.kill(os.getpid(), signal.SIGKILL)
 
+    if event == "decided":
+        for module in (canary, waves):
+            module.decide = functools.partial(_decide_and_die, step)  # type: ignore[assignment]
     session.run_phase = functools.partial(session.run_phase, on_record=on_record)  # type: ignore[assignment]
     main.run_and_exit(main.cli, arguments)
+
+
+def _decide_and_die(step: str, work: Path, what: str, results: Results) -> Results:
+    decided.decide(work, what, results)
+    if what == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return results
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import requests
 from phases.engine.clock import SystemClock
 from phases.engine.session import adhoc_run
 from phases.fleet.deploy import first_release
+from phases.fleet.services import wait_ready
 from phases.playbook import loader
 from phases.rollout.live import open_production
 from phases.rollout.production import Production, WorkerState
@@ -88,6 +89,7 @@ production:
   failure_budget: {{count: {budget}}}
   warm_up: {{requests: 3, agree: 2.0, sweeps: 4}}
   load: {{rate: {rate:g}}}
+  agreement: {{prompts: 1, tokens: 4, every: 0}}
 watch:
   judge: {judge}
   interval: 2
@@ -248,6 +250,20 @@ class LightFleet:
         clock = SystemClock()
         with open_production(adhoc_run(self.playbook, "test", clock), "test", clock, lambda line: None) as production:
             yield production
+
+    def fault(self, number: int, **faults: object) -> None:
+        """Make one worker faulty (see `standin_worker.Faults`), or well again without any, by a restart of its service."""
+        path = self.root(number) / "fault"
+        path.write_text(json.dumps(faults)) if faults else path.unlink(missing_ok=True)
+        if "only" in faults:
+            return  # not what it runs now
+        with self.production() as production:
+            host = production.workers[number - 1]
+            session = production.fleet.session(host)
+            session.do(production.driver(host).restarting(host))
+            if not faults:
+                wait_ready(production.driver(host), session, int(host.values["port"]), timeout=20)
+                production.put_in(host)
 
     # -- what is observed --------------------------------------------------------------------------------------------------
 

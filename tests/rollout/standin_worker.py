@@ -21,11 +21,12 @@ HISTOGRAMS = {"ttft": "sglang:time_to_first_token_seconds", "itl": "sglang:inter
 
 
 class Faults:
-    """What a release makes wrong: set by the `environment` of a side in the playbook, or by a file `fault` in the worker's root."""
+    """What is wrong: set by the `environment` of a side in the playbook, or for one worker by a file `fault` in its root, there for one backend if wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
         own = os.path.join(os.environ.get("PHASEGATE_ROOT", "/nowhere"), "fault")
         local = json.load(open(own)) if os.path.exists(own) else {}
+        local = local if local.get("only", backend) == backend else {}
         get = lambda name, default: float(local.get(name, os.environ.get("STANDIN_" + name, default)))  # noqa: E731
         self.crash = get("CRASH", 0)  # ends at once
         self.never_ready = get("NEVER_READY", 0)  # /health stays at 503
@@ -42,9 +43,9 @@ class Worker:
     """Counts what it serves."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self.faults = Faults()
         self.port = int(arguments[arguments.index("--port") + 1])
         self.backend = arguments[arguments.index("--attention-backend") + 1]
+        self.faults = Faults(self.backend)
         self.ranks = int(arguments[arguments.index("--tp") + 1]) if "--tp" in arguments else 1
         self.lock = threading.Lock()
         self.running = self.served = self.tokens = 0
@@ -152,7 +153,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         first, gap = (0.004 * worker.random.lognormvariate(0, 0.2) * faults.slow, 0.0005 * faults.slow)
         time.sleep(first)
         worker.observe("ttft", time.monotonic() - started)
-        meta = {"prompt_tokens": 4, "first_token_latency": first, "output_token_logprobs": [[-0.1, token, None] for token in range(tokens)]}
+        meta = {**self.prompt_logprobs(body), "prompt_tokens": 4, "first_token_latency": first, "output_token_logprobs": [[-0.1, token, None] for token in range(tokens)]}
         if body.get("stream"):
             self.stream(tokens, gap, meta)
         else:
@@ -166,6 +167,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not body.get("stream"):
             self.answer(200, json.dumps({"text": "x" * tokens, "output_ids": list(range(tokens)), "meta_info": meta}).encode())
         worker.answered(200)
+
+    def prompt_logprobs(self, body: dict) -> dict:
+        """Log-probabilities of the prompt's tokens, where they are asked for: always the same, so two workers agree."""
+        if "logprob_start_len" not in body:
+            return {}
+        ids = body.get("input_ids") or list(body["text"].encode()[:32])
+        rows = [[-0.1, token, None] for token in ids[int(body["logprob_start_len"]) :]]
+        return {"input_token_logprobs": rows, "input_top_logprobs": [[row] for row in rows]}
 
     def stream(self, tokens: int, gap: float, meta: dict) -> None:
         self.send_response(200)

@@ -68,6 +68,23 @@ def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFle
     assert not fleet.not_converged(fleet.digests["incumbent"])
 
 
+@pytest.mark.parametrize(("phase", "verdict"), [("tp8-canary", "judged"), ("full-rollout", "going-back")])
+def test_killed_while_it_goes_back_it_finishes_that_and_moves_nothing_forward_again(fleet: LightFleet, phase: str, verdict: str) -> None:
+    """A verdict that is out is acted on, not asked for again: the bad candidate does not get a second go at the users."""
+    _on_the_incumbent(fleet)
+    fleet.configure(candidate={"SLOW": 6})  # the gate of Phase 3 stays passed: what it asks for is the same
+    try:
+        armed = _armed(fleet)
+        done = fleet.phase("run", phase, "--yes", kill=("decided", verdict, "after"))
+        assert done.returncode == -9 and _armed(fleet) > armed, done.stdout
+        armed = _armed(fleet)
+        done = fleet.phase("run", phase, "--yes", "--resume")
+        assert done.returncode == 7 and _armed(fleet) == armed, done.stdout
+        assert not fleet.not_converged(fleet.digests["incumbent"])
+    finally:
+        fleet.configure()
+
+
 def test_with_the_toolkit_dead_for_good_the_lease_brings_the_canary_back(fleet: LightFleet) -> None:
     _on_the_incumbent(fleet)
     fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"))
@@ -85,6 +102,12 @@ def _nothing_mixed(fleet: LightFleet, boundary: Boundary) -> None:
     """Whatever instant it was: every worker that serves is wholly on the release its host says, and users are served."""
     assert not fleet.mixed(), boundary
     assert len(fleet.served_by()) >= 2, f"under the floor after {boundary}"
+
+
+def _armed(fleet: LightFleet) -> int:
+    """How often a worker was moved forward, by the hosts' own account."""
+    logs = [fleet.root(number) / "audit.log" for number in range(1, fleet.count + 1)]
+    return sum(json.loads(line)["event"] == "lease_armed" for log in logs for line in log.read_text().splitlines())
 
 
 def _on_the_incumbent(fleet: LightFleet) -> None:
