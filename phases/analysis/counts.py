@@ -19,8 +19,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import betaln
 
 from phases.analysis.cells import ARMS
 from phases.analysis.decision import Decision, Outcome
@@ -165,6 +163,9 @@ class ErrorTest:
 
 def _rate_interval(requests: float, errors: float, incidents: float, alpha: float) -> tuple[float, float]:
     """Time-uniform interval of a rate by the Beta(1/2, 1/2)-binomial mixture, counts divided by the mean incident size."""
+    from scipy.optimize import brentq  # here: a rollback, which imports this module, must not wait for it
+    from scipy.special import betaln
+
     scale = incidents / errors if errors else 1.0
     n, k = requests * scale, errors * scale
     mixture = betaln(0.5 + k, 0.5 + n - k) - betaln(0.5, 0.5)
