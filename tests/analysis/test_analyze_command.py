@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phases.cli import failures
+from phases.cli.main import cli
 from tests.analysis.streams import arm
 from tests.analysis.test_scrape import COARSE, FINE, histogram
 
@@ -95,14 +97,24 @@ def test_an_a_a_recording_says_what_can_be_seen(tmp_path):
     (["/dev/zero"], 1, "is a device, not a file"),
     (["torn.gz"], 1, "cannot read torn.gz"),
 ])  # fmt: skip
-def test_bad_input_is_one_clear_error(tmp_path, arguments, code, text):
+def test_bad_input_is_one_clear_error(tmp_path, monkeypatch, capsys, arguments, code, text):
     (tmp_path / "bad.jsonl").write_text('{"t": 1, "arm": "canary", "metric": "e2e", "value": NaN}\n')
     (tmp_path / "deep.jsonl").write_text("\n" + "[" * 100_000 + "\n")
     (tmp_path / "huge.jsonl").write_text(f'{{"t": 1{"0" * 400}, "arm": "canary", "metric": "e2e", "value": 1}}\n')
     (tmp_path / "torn.gz").write_bytes(gzip.compress(b"{}" * 50)[:10] + b"\xff" * 40)
     os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BaseException) as caught:  # as the process would end: in here it saves half a second a case
+        cli.main(["analyze", *arguments], prog_name="phase", standalone_mode=False)
+    assert failures.report(caught.value, as_json=False) == code
+    said = capsys.readouterr().err
+    assert text in said and "Traceback" not in said and "internal error" not in said
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["nowhere.jsonl"], 1), (["nowhere.jsonl", "--quantile", "7"], 2)])
+def test_bad_input_ends_the_process_with_its_code_and_no_traceback(tmp_path, arguments, code):
     found = phase(*arguments, cwd=tmp_path)
-    assert found.returncode == code and text in found.stderr and "Traceback" not in found.stderr
+    assert found.returncode == code and "nowhere.jsonl" in found.stderr + str(arguments) and "Traceback" not in found.stderr
 
 
 def test_snapshots_in_a_file(tmp_path):
