@@ -28,7 +28,8 @@ class Answer:
         affected: false where the host runs what a rollback goes to anyway.
         ranks: acknowledgements as `onhost/control.py` reads them: rank, choice, from_forward, confirmed, at, why, tripped.
         missing: why not every rank has acknowledged, or "".
-        seconds: from the command to this host's answer, on this machine's clock.
+        seconds: from the order to this host's answer, on this machine's clock; logging in is part of it.
+        on_host: from the byte to the last acknowledgement, on the host's clock.
     """
 
     host: str
@@ -36,6 +37,7 @@ class Answer:
     ranks: tuple[dict[str, Any], ...] = ()
     missing: str = ""
     seconds: float = 0.0
+    on_host: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class HotSwitch:
 
     @property
     def seconds(self) -> float:
-        """From the command to the last acknowledging rank."""
+        """From the order to the last acknowledging rank."""
         return max((answer.seconds for answer in self.affected if not answer.missing), default=0.0)
 
     def describe(self) -> str:
@@ -73,7 +75,8 @@ class HotSwitch:
         return "; ".join([said, *(f"{host}: {why}" for host, why in self.missing.items())])
 
     def to_json(self) -> dict[str, Any]:
-        rows = [{"host": a.host, "affected": a.affected, "ranks": list(a.ranks), "missing": a.missing, "seconds": round(a.seconds, 3)} for a in self.answers]
+        rows = [{"host": a.host, "affected": a.affected, "ranks": list(a.ranks), "missing": a.missing, "seconds": round(a.seconds, 3),
+                 "on_host": round(a.on_host, 4)} for a in self.answers]  # fmt: skip
         return {"to": self.to, "safe": self.safe, "seconds": round(self.seconds, 3), "ranks": self.ranks, "hosts": rows}
 
 
@@ -128,4 +131,4 @@ def _answer(host: Host, result: Any) -> Answer:
     if not result.ok:  # not asked, so nothing is known: what follows must take it for affected
         return Answer(host.name, True, missing=result.reason)
     found, seconds = result.value
-    return Answer(host.name, found["affected"], tuple(found["ranks"]), found["missing"], seconds)
+    return Answer(host.name, found["affected"], tuple(found["ranks"]), found["missing"], seconds, found["seconds"])

@@ -6,6 +6,12 @@ from typing import Any
 
 from phases.results import Measurement, Results
 
+STATES = {
+    "restored": "restored, every worker observed on a release that was verified good",
+    "safe": "safe, not restored: no rank runs the candidate's kernel; `phase rollback` restores by restarts",
+    "incomplete": "INCOMPLETE, a person is needed",
+}
+
 
 def table(results: Results) -> str:
     """Each measurement with its interval, how the bake went, what the own load met in each step, and the rollback's timeline."""
@@ -20,6 +26,9 @@ def table(results: Results) -> str:
     if events:
         lines += ["", "timeline (seconds since detection)"]
         lines += [f"  {event['at']:8.2f}  {event['event']:18} {event['host']:12} {event['note']}".rstrip() for event in events]
+    back = results.facts.get("end", {}).get("rollback") or results.facts.get("rollback")
+    if back and back.get("state"):
+        lines += ["", f"production: {STATES[back['state']]}"]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -160,14 +161,14 @@ class Servers:
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             list(pool.map(start, production.workers))
 
-    def phase(self, *arguments: str) -> tuple[float, dict[str, Any]]:
-        """Seconds of one whole `phase` command, and what it printed as JSON."""
-        started = time.monotonic()
+    def phase(self, *arguments: str) -> tuple[float, float, dict[str, Any]]:
+        """Seconds of one whole `phase` command, CPU seconds of it and its children, and what it printed as JSON."""
+        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-m", "phases.cli.main", *arguments, "-p", str(self.playbook), "--json"], cwd=self.playbook.parent,
                               env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, check=False)  # fmt: skip
-        seconds = time.monotonic() - started
+        seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stdout + done.stderr
-        return seconds, json.loads(done.stdout)
+        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, json.loads(done.stdout)
 
 
 PROMPTS = [timing_prompt(10 + n, length) for n, length in enumerate((12, 60, 150, 300, 40, 90))]
@@ -234,12 +235,14 @@ def switch(directory: Path, rounds: int, repeats: int) -> None:
             time.sleep(3)
             steady = _steady(production, repeats)
             production.fleet.close()  # frees the hosts' locks for the commands
-            whole, acknowledged = [], []
+            whole, cpu, acknowledged, on_host = [], [], [], []
             for _ in range(rounds):
-                seconds, told = servers.phase("rollback", "--hot", "--yes", "--reason", "bench")
+                seconds, burnt, told = servers.phase("rollback", "--hot", "--yes", "--reason", "bench")
                 assert told["rollback"]["state"] == "safe", told
                 whole.append(seconds)
+                cpu.append(burnt)
                 acknowledged.append(told["rollback"]["hot"]["seconds"])
+                on_host.append(max(answer["on_host"] for answer in told["rollback"]["hot"]["hosts"]))
                 servers.phase("rollback", "--hot", "--undo", "--yes")
             time.sleep(2)
         after = [answers(client) for client in clients]
@@ -247,7 +250,10 @@ def switch(directory: Path, rounds: int, repeats: int) -> None:
         facts = [entry for host in production.workers for entry in production.rank_facts(host)]
     _line("order to last acknowledging rank, sessions open", steady)
     _line("order to last acknowledging rank, `phase rollback --hot`", acknowledged)
+    _line("  of it on the slower host: byte to acknowledgement", on_host)
     _line("the whole command `phase rollback --hot`", whole)
+    _line("  CPU time of it", cpu)
+    print(f"load average: {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, the servers' own load and other work among it")
     print(f"under load: {load.answered} answers, {len(load.lost)} lost, {len(load.garbled)} garbled; {len(steady) + 2 * rounds} switches or more")
     print(f"ranks: {[(f['rank'], f['ranks'], f['counters']['verify_calls'], f['counters']['incumbent_calls']) for f in facts]} (rank, of, layers by either kernel)")
     for fault in load.lost[:3]:

@@ -20,8 +20,10 @@ from phases.fleet.releases import ReleaseStore
 from phases.fleet.router import RoutedWorker
 from phases.fleet.session import op
 from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
+from phases.results import Results
 from phases.rollout import hot
 from phases.rollout.production import Production
+from phases.rollout.report import table
 from phases.rollout.rollback import Rollback, roll_back, safe_only
 from phases.rollout.settings import Amount, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings
 from phases.rollout.soak import Soak
@@ -123,6 +125,7 @@ def test_a_rollback_is_safe_before_it_restores(small):
     assert {small.current(name) for name in ("w1", "w2", "w3")} == {small.old.digest}
     assert {small.byte(name) for name in ("w1", "w2", "w3")} == {b"c"}  # restored: the good release serves with its own kernel
     assert back.to_json()["hot"]["safe"] and back.to_json()["state"] == "restored"
+    assert "production: restored" in table(Results("rollback", "k", facts={"rollback": back.to_json(), "timeline": list(back.events)}))
 
 
 def test_ranks_that_do_not_answer_are_named_and_made_safe_by_a_restart(small):
@@ -138,6 +141,7 @@ def test_hot_alone_restarts_nothing_and_a_later_rollback_restores(small):
     before = [small.service(name) for name in ("w1", "w2", "w3")]
     with small.production(wait=10) as production:
         safe = safe_only(production, "p99 doubled", detected=production.clock.now())
+        assert "production: safe, not restored" in table(Results("rollback", "k", facts={"rollback": safe.to_json()}))
         assert safe.state == "safe" and not safe.verified and not safe.restores and events(safe)[-1] == "traffic safe"
         assert [small.service(name) for name in ("w1", "w2", "w3")] == before
         assert {state.host.name: state.current for state in production.observe()}["w1"] == small.new.digest
