@@ -124,6 +124,8 @@ def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float,
             axes.axvline(decided_at, color=_INK, linewidth=1, linestyle=":", label=f"decided at {decided_at:.0f} s")
         axes.set_xlabel("seconds since the bake began")
         axes.set_ylabel(ylabel)
+        if equal > 0:  # a ratio: twice as slow is as far from equal as twice as fast
+            _logarithmic(axes.yaxis, axes.set_yscale, [margin, *(v for v in (*low, *high) if math.isfinite(v))])
         figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
     return _svg(figure, title)
 

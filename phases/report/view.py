@@ -81,7 +81,7 @@ def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_require
     return dataclasses.replace(
         _view(checkpoint.name, files, checkpoint.manifest),
         digest=checkpoint.digest,
-        review="" if state is Review.NOT_NEEDED else state.value,
+        review="" if state is Review.NOT_NEEDED or (state is Review.WAITING and not checkpoint.verdict.advances) else state.value,
         approvals=tuple(approvals),
         change=_change(ledger, checkpoint.phase, checkpoint.manifest, before=checkpoint.number),
     )
