@@ -125,7 +125,7 @@ def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool,
     _confirm(section, yes)
     runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
-        watching = Noting(Telling(watcher(as_json), teller), runs, started=lambda: keep_written(playbook, SystemClock(), note))
+        watching = Noting(Telling(watcher(as_json), teller, yes and section.allow_yes), runs, started=lambda: keep_written(playbook, SystemClock(), note))
         try:
             return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
         finally:
@@ -156,3 +156,13 @@ def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) 
         click.echo(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
     if code is Exit.PASSED and not outcomes:
         click.echo("Every phase has passed; nothing to do.")
+        _say_rolled_back(playbook)
+
+
+def _say_rolled_back(playbook: Playbook) -> None:
+    """That all has passed does not say that production still runs it."""
+    from phases.engine.progress import of_playbook
+
+    ended = [c for c in open_ledger(playbook).checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", "rollback")]
+    if ended and ended[-1].phase == "rollback":
+        click.echo(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")

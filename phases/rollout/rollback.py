@@ -46,6 +46,7 @@ class Rollback:
         left: what is not as it should be, by worker.
         hot: what the hot fallback came to; None when it was not tried.
         restores: false: it was to make traffic safe only.
+        target: the release it was told to go to; empty: each host's own last-good.
     """
 
     reason: str
@@ -55,6 +56,7 @@ class Rollback:
     moved: tuple[str, ...]
     hot: HotSwitch | None = None
     restores: bool = True
+    target: str = ""
 
     @property
     def state(self) -> str:
@@ -67,7 +69,7 @@ class Rollback:
 
     def to_json(self) -> dict[str, Any]:
         return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events),
-                "state": self.state, "hot": self.hot.to_json() if self.hot else None}  # fmt: skip
+                "state": self.state, "hot": self.hot.to_json() if self.hot else None, "target": self.target}  # fmt: skip
 
 
 def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False, by_hand: bool = False,
@@ -89,8 +91,13 @@ def roll_back(production: Production, reason: str, *, detected: float, target: s
         production.teller.rollback_ended(reason, (), {"production": str(fault) or type(fault).__name__}, production.clock.now() - detected)
         raise
     if back.left or not planned:
-        production.teller.rollback_ended(reason, back.moved, back.left, production.clock.now() - detected)
+        _tell_end(production, back, detected)
     return back
+
+
+def _tell_end(production: Production, back: Rollback, detected: float) -> None:
+    only_safe = not back.restores and back.state == "safe"
+    production.teller.rollback_ended(back.reason, back.moved, back.left, production.clock.now() - detected, only_safe=only_safe)
 
 
 def safe_only(production: Production, reason: str, *, detected: float, target: str = "") -> Rollback:
@@ -100,7 +107,10 @@ def safe_only(production: Production, reason: str, *, detected: float, target: s
     done = hot.fall_back_by_hand(production, target)
     _note_hot(done, timeline)
     left = {a.host: a.missing or "on the incumbent's kernel; `phase rollback` restores it" for a in done.affected}
-    return Rollback(reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False)
+    back = Rollback(reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False)
+    production.teller.rollback_started(reason)  # after it: safe within a second comes before telling
+    _tell_end(production, back, detected)
+    return back
 
 
 def _note_hot(done: HotSwitch, timeline: Timeline) -> None:
@@ -139,7 +149,7 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
         left = _record_as_good(production, target)
     if not left:
         timeline.note("verified")
-    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved), done)
+    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved), done, target=target)
 
 
 def strayed(state: WorkerState, target: str = "") -> bool:

@@ -121,11 +121,17 @@ def _exit_of(run: RunDirectory) -> int | None:
 
 
 def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
-    passed = [found for found in mine if found.phase == "full-rollout" and found.verdict.advances]
-    if not passed:
-        return None
-    release = _facts(ledger, passed[-1]).get("end", {}).get("last_good", "")
-    return LastGood(release, passed[-1].name, passed[-1].recorded_at) if release else None
+    """What the newest passed full rollout brought, or the newest verified rollback that was told where to go."""
+    for found in reversed(mine):
+        if found.phase == "full-rollout" and found.verdict.advances:
+            release = _facts(ledger, found).get("end", {}).get("last_good", "")
+        elif found.phase == "rollback" and found.verdict.advances:
+            release = _facts(ledger, found).get("rollback", {}).get("target", "")
+        else:
+            continue
+        if release:
+            return LastGood(release, found.name, found.recorded_at)
+    return None
 
 
 def _rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
