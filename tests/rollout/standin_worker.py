@@ -34,6 +34,8 @@ class Faults:
         self.slow = get("SLOW", 1)  # factor on every latency
         self.errors = get("ERRORS", 0)  # share of requests answered with 500
         self.refuses = get("REFUSES", 0)  # share of requests answered with 400
+        self.wrong = get("WRONG", 0)  # log-probabilities of its answers are off by so much, after its first `WRONG_AFTER` requests
+        self.wrong_after = get("WRONG_AFTER", 0)
         self.mixed = get("MIXED", 0)  # the last rank reports another release
         self.dies_after = get("DIES_AFTER", 0)  # ends without a word after so many requests
         self.renamed = get("RENAMED", 0)  # its histograms have other names
@@ -153,7 +155,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         first, gap = (0.004 * worker.random.lognormvariate(0, 0.2) * faults.slow, 0.0005 * faults.slow)
         time.sleep(first)
         worker.observe("ttft", time.monotonic() - started)
-        meta = {**self.prompt_logprobs(body), "prompt_tokens": 4, "first_token_latency": first, "output_token_logprobs": [[-0.1, token, None] for token in range(tokens)]}
+        logprob = -0.1 - (faults.wrong if worker.served >= faults.wrong_after else 0)
+        meta = {**self.prompt_logprobs(body), "prompt_tokens": 4, "first_token_latency": first, "output_token_logprobs": [[logprob, token, None] for token in range(tokens)]}
         if body.get("stream"):
             self.stream(tokens, gap, meta)
         else:
