@@ -29,6 +29,7 @@ from phases.rollout.report import table
 from phases.rollout import hot
 from phases.rollout.hot import HotSwitch
 from phases.rollout.rollback import Rollback, roll_back, safe_only
+from phases.status.textfile import keep_written
 from phases.verdict import Verdict
 
 PHASE = "rollback"
@@ -106,7 +107,9 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
     draft = Draft(PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
                   clock.now(), {}, f"{run.playbook.name} sha256:{run.playbook.digest}")  # fmt: skip
     draft.files[PROVENANCE] = statement(draft, detected)
-    return ledger_of(run.playbook, progress).record(draft)
+    checkpoint = ledger_of(run.playbook, progress).record(draft)
+    keep_written(run.playbook, clock, progress)
+    return checkpoint
 
 
 def before_rollout(playbook: Playbook, production: Production) -> str:

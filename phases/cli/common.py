@@ -45,7 +45,7 @@ json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, 
 
 def example(*lines: str) -> str:
     """Epilog of a command's help: how it is called."""
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def load_playbook(path: Path | None) -> Playbook:

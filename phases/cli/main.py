@@ -45,7 +45,7 @@ Exit codes:
 """
 
 EXAMPLE = """\b
-Example:
+Examples:
   phase run build-parity -p playbooks/local.yaml
   phase gate review
   phase gate approve --reason "4.1x on every case, parity clean"

@@ -76,12 +76,14 @@ def _approve(playbook: Playbook, section: PhaseSection) -> Exit:
     """Approve the phase's newest checkpoint for whoever runs this; the ledger says that nobody looked."""
     from phases.cli.gate import choose
     from phases.ledger import approvals
+    from phases.status.textfile import keep_written
 
     ledger = open_ledger(playbook)
     checkpoint = choose(playbook, ledger, section.name)
     reason = "phase run --yes: went on without anybody looking, as the playbook allows"
     made = approvals.approve(ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes)
     note(f"{checkpoint.name}: approved for {made.person} by --yes")
+    keep_written(playbook, SystemClock(), note)
     return Exit.PASSED
 
 

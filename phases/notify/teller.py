@@ -54,13 +54,17 @@ class Teller:
     def rollback_started(self, reason: str) -> None:
         self._tell(Event.ROLLBACK_STARTED, f"rolling {self.kernel} back ({self.phase})", (reason,), "phase status")
 
-    def rollback_ended(self, reason: str, moved: Sequence[str], left: dict[str, str], seconds: float) -> None:
-        if left:
+    def rollback_ended(self, reason: str, moved: Sequence[str], left: dict[str, str], seconds: float, *, only_safe: bool = False) -> None:
+        """`only_safe`: a hot fallback made traffic safe and was not meant to restore."""
+        if only_safe:
+            headline = f"traffic of {self.kernel} is safe by hot fallback; {len(left)} workers are NOT restored yet: `phase rollback` does"
+        elif left:
             headline = f"rollback of {self.kernel} is INCOMPLETE, a person is needed: {len(left)} workers not restored"
         else:
             headline = f"rollback of {self.kernel} is done: {len(moved)} workers restored and verified in {seconds:.0f} s"
         why = (reason, *(f"{name}: {text}" for name, text in left.items()))
-        self._tell(Event.ROLLBACK_ENDED, headline, why, "phase status", workers=list(moved), not_restored=sorted(left), verified=not left, seconds=round(seconds, 1))
+        self._tell(Event.ROLLBACK_ENDED, headline, why, "phase status", workers=list(moved), not_restored=sorted(left), verified=not left, only_safe=only_safe,
+                   seconds=round(seconds, 1))
 
     def regression(self, reason: str, *, rolls_back: bool) -> None:
         then = "it is rolled back now" if rolls_back else "the playbook only reports it"

@@ -12,10 +12,14 @@ from phases.notify.teller import Teller
 
 
 class Telling:
-    """Passes everything on; one message at the gate, or one when an error ends the run before it."""
+    """Passes everything on; one message at the gate, or one when an error ends the run before it.
 
-    def __init__(self, inner: Watcher, teller: Teller) -> None:
-        self.inner, self.teller = inner, teller
+    Args:
+        nobody_asked: what passes is approved without a person, so nobody is told that it waits.
+    """
+
+    def __init__(self, inner: Watcher, teller: Teller, nobody_asked: bool = False) -> None:
+        self.inner, self.teller, self.nobody_asked = inner, teller, nobody_asked
         self.judged: Facts = {}
         self.recorded: Facts = {}
         self.stopped = False
@@ -45,4 +49,6 @@ class Telling:
 
     def run_finished(self, run_id: str, code: Exit) -> None:
         self.inner.run_finished(run_id, code)
+        if code is Exit.WAITING_FOR_REVIEW and self.nobody_asked:
+            code = Exit.PASSED
         self.teller.gate(self.judged.get("verdict", ""), code, self.recorded, self.judged.get("failed", []))

@@ -25,7 +25,7 @@ def _commands(group, prefix=()):
 def test_every_command_has_a_help_with_an_example(path):
     shown = CliRunner().invoke(cli, [*path, "--help"], prog_name="phase")
     assert shown.exit_code == 0
-    assert "Example" in shown.output and f"phase {' '.join(path)}" in shown.output.split("Example")[1]
+    assert "\n  Examples:\n" in shown.output and f"phase {' '.join(path)}" in shown.output.split("Examples:")[1]
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in _commands(cli) if not isinstance(command, click.Group)],
