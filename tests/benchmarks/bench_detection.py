@@ -1,6 +1,6 @@
 """From the start of a regression in a canary to traffic safe, on real SGLang workers: `python tests/benchmarks/bench_detection.py`.
 
-A canary that is as good as its control starts being slow while it bakes: `verify_attn_slow` (kernels/verify_attn_faults) repeats its
+A canary that is as good as its control starts being slow while it bakes, at once or later: `verify_attn_slow` (kernels/verify_attn_faults) repeats its
 attention while a file exists, and the file is made after `--healthy` seconds. The judge is the playbook's
 (playbooks/local-regression.yaml), so is the load. Counted are the seconds from the file to the verdict and to the moment
 the router no longer sends the canary anything. The fleet is stopped at the end.
@@ -188,7 +188,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no repeat after so many")
-    parser.add_argument("--healthy", type=float, default=15.0, help="seconds of health before the regression")
+    parser.add_argument("--healthy", type=float, default=0.0, help="seconds of health under judgement before the regression; they are evidence that it then has to undo")
     parser.add_argument("--work", type=int, default=16, help="how often the slow kernel does its attention; see the ratio it gives")
     parser.add_argument("--records", type=Path, default=Path("detection-records"), help="directory for the requests of each trial")
     parser.add_argument("--playbook", type=Path, default=PLAYBOOK)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from phases.errors import ServingError
 from phases.rollout.agreement import Agreement, AgreementWatch, chosen_prompts, compare, measurements
 from phases.rollout.settings import AgreementSettings
 from phases.serving.client import Completion, Score
+from tests.rollout.light_fleet import LightFleet
 
 SETTINGS = AgreementSettings(prompts=4, tokens=8)
 
@@ -112,3 +115,32 @@ def test_switched_off_it_asks_nobody(off):
     with AgreementWatch(lambda turn: pytest.fail("asked"), dataclasses.replace(SETTINGS, **off), at_once=True) as watch:
         assert not watch._thread.is_alive()
     assert watch.found == [] and watch.disagreement() is None
+
+
+# -- the whole of Phase 3, with stand-in workers behind the real router ---------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[LightFleet]:
+    fleet = LightFleet(tmp_path / "light", ssh=0, count=3)
+    try:
+        yield fleet.up()
+    finally:
+        fleet.close()
+
+
+@pytest.mark.slow
+def test_a_wrong_canary_serves_nobody_and_one_that_turns_wrong_is_found_while_it_bakes(fleet):
+    fleet.configure(candidate={"WRONG": 0.5})
+    ended = fleet.phase("run", "tp8-canary", "--yes")
+    assert ended.returncode == 7, ended.stdout
+    assert "outputs of w1 differ" in ended.stdout and "on the candidate" not in ended.stdout.split("switch the canary")[-1].split("bake")[0]
+    assert fleet.not_converged(fleet.digests["incumbent"]) == []
+
+    text = (fleet.repo / "playbook.yaml").read_text().replace("every: 0}", "every: 1}")
+    assert "every: 1}" in text
+    fleet.configure(text=text.replace('"STANDIN_WRONG": "0.5"', '"STANDIN_WRONG": "0.5", "STANDIN_WRONG_AFTER": "150"').replace("bake: 1,", "bake: 15,"))
+    ended = fleet.phase("run", "tp8-canary", "--yes")
+    assert ended.returncode == 7, ended.stdout
+    assert "outputs agree with" in ended.stdout and "FAIL: w1: outputs of w1 differ" in ended.stdout
+    assert fleet.not_converged(fleet.digests["incumbent"]) == []
