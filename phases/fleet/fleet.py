@@ -56,11 +56,12 @@ class Fleet:
         *,
         hosts: Sequence[Host] | None = None,
         deadline: float | None = None,
+        limit: int | None = None,
         on_result: Callable[[HostResult[T]], None] = lambda result: None,
     ) -> Results[T]:
-        """`fan_out` of an action on sessions; what hangs at the deadline has its connection closed."""
+        """`fan_out` of an action on sessions; what hangs at the deadline has its connection closed. `limit`: another than the fleet's."""
         chosen = self.hosts if hosts is None else hosts
-        return fan_out(chosen, lambda host: act(self.session(host)), limit=self.limit, deadline=deadline, abandon=self._abandon, on_result=on_result)
+        return fan_out(chosen, lambda host: act(self.session(host)), limit=limit or self.limit, deadline=deadline, abandon=self._abandon, on_result=on_result)
 
     def close(self) -> None:
         """End all sessions, side by side; the hosts drop locks that no lease has taken over."""

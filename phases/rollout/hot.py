@@ -18,6 +18,7 @@ from phases.rollout.production import Production
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 ANSWER_SECONDS = 5.0  # for connecting and answering, beyond what the ranks get
+AT_ONCE = 128  # hosts; more than for slower work, since this one is about a second
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def _switch(production: Production, to: str, hosts: Sequence[Host] | None, argum
         return found, production.clock.monotonic() - started
 
     chosen = production.workers if hosts is None else tuple(hosts)
-    results = production.fleet.each(act, hosts=chosen, deadline=wait + 2 * ANSWER_SECONDS)
+    turns = -(-len(chosen) // AT_ONCE)
+    results = production.fleet.each(act, hosts=chosen, limit=AT_ONCE, deadline=turns * (wait + 2 * ANSWER_SECONDS))
     return HotSwitch(to, tuple(_answer(host, results[host.name]) for host in chosen))
 
 
