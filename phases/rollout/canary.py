@@ -36,7 +36,8 @@ def arms_of(run: PhaseRun) -> Arms:
 
 def look_at_fleet(run: PhaseRun, live: Live) -> Step:
     arms = arms_of(run)
-    detail = (f"canary: {names(arms.canary)}", f"control: {names(arms.control)}", f"share of requests exposed: {arms.share:.0%}")
+    control = "the same workers, in turns" if run.settings.design is Design.SWITCHBACK else names(arms.control)
+    detail = (f"canary: {names(arms.canary)}", f"control: {control}", f"share of requests exposed: {arms.share:.0%}")
     return shared_steps.look_at_fleet(run, live, detail)
 
 
@@ -114,9 +115,10 @@ def bake(run: PhaseRun, live: Live) -> Step:
 
     settings = run.settings.judge
     shown = ", ".join(f"{m.metric} p{m.quantile * 100:g} within {m.margin:.0%}" for m in settings.metrics)
+    every = settings.window
     if run.settings.design is Design.SWITCHBACK:
-        shown += f", in turns of {run.settings.turns.period:g} s on the same workers"
-    return run.results_step(BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {settings.window:g} s", measure)
+        shown, every = f"{shown}, in turns of {run.settings.turns.period:g} s on the same workers", 2 * run.settings.turns.period
+    return run.results_step(BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {every:g} s", measure)
 
 
 def _judged(context: StepContext, switched: Facts) -> Results | None:
