@@ -63,7 +63,7 @@ def export(kernel: Kernel, results: Results, manifest: Json, git: Git, directory
         known = {key: made for key, made in asked.items() if made}
         if not known:
             raise ExchangeError(f"{kernel.name} has no Definition for any of its {len(cases)} benchmark cases.",
-                                hint=f"Add definition(case) to {kernel.entry}; docs/kernel.md shows one.")  # fmt: skip
+                                hint=f"Add definition(case) to {kernel.entry}, as `phase init` writes it (docs/kernel.md).")  # fmt: skip
         return _Dataset(kernel, results, manifest, git, directory).write(known, cases)
 
 
