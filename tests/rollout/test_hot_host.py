@@ -162,6 +162,16 @@ def test_the_byte_stays_with_its_release(place):
     assert place.byte == b"c"  # switched to anew by the toolkit: judged anew
 
 
+def test_a_record_that_cannot_be_used_keeps_no_service_from_starting(place):
+    place.move()
+    place.hot("incumbent")
+    (place.root / "run/control.json").unlink()
+    (place.root / "run/control.json").mkdir()  # as good as a disk that takes nothing
+    restart(place.driver, place.session)
+    place.ready()
+    assert place.byte == b"i"
+
+
 def test_the_guard_falls_back_before_it_reverts(place):
     place.move_under_lease()
     record = json.loads((place.root / "lease.json").read_text())

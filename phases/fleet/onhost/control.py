@@ -58,13 +58,19 @@ def fall_back(place, digest):
 
 
 def settle_before_start(place, digest):
-    """What the service's start does: the byte becomes that of the release that starts."""
-    known = _known(place)
-    fallen = set(known["fallen"])
-    if read(place) == INCUMBENT and known["release"]:
-        fallen.add(known["release"])  # by an operator, by the guard, or by the ranks themselves
-    write(place, INCUMBENT if digest in fallen else CANDIDATE)
-    write_json(_record_path(place), {"release": digest, "fallen": sorted(fallen)})
+    """What the service's start does: the byte becomes that of the release that starts.
+
+    Never raises: with a full disk or a damaged record the byte stays as it is, and the service starts.
+    """
+    try:
+        known = _known(place)
+        fallen = set(known["fallen"])
+        if read(place) == INCUMBENT and known["release"]:
+            fallen.add(known["release"])  # by an operator, by the guard, or by the ranks themselves
+        write(place, INCUMBENT if digest in fallen else CANDIDATE)
+        write_json(_record_path(place), {"release": digest, "fallen": sorted(fallen)})
+    except (HostFault, OSError) as fault:
+        print("the control byte stays as it is: %s" % fault, file=sys.stderr, flush=True)
 
 
 def begin_anew(place, digest):
