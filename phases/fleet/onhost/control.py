@@ -117,7 +117,10 @@ def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token=""):
 
 def show(place):
     """The byte and what the ranks make of it."""
-    return {"byte": read(place), "release": _known(place)["release"], "ranks": [_short(e) for e in read_facts(place)]}
+    release = ""
+    with contextlib.suppress(HostFault, OSError):
+        release = _known(place)["release"]
+    return {"byte": read(place), "release": release, "ranks": [_short(e) for e in read_facts(place)]}
 
 
 def read_facts(place):
