@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ class RunningStep:
         self._spinner = Spinner("dots")
 
     def say(self, line: str) -> None:
-        """One more message; a look tells its own line better."""
-        if self.look is None or not line.lstrip()[:1].isdigit():
+        """One more message; a look's own line is left out, since the table tells it better."""
+        if not is_look(line):
             self.lines.append(line)
 
     def __rich__(self) -> RenderableType:
@@ -41,6 +42,11 @@ class RunningStep:
         rows = [*look_lines(self.look)] if self.look else []
         said = [_line(f"    {line}", "dim") for line in self.lines]
         return Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))
+
+
+def is_look(line: str) -> bool:
+    """Whether a message is that of a look: it begins with the seconds."""
+    return re.match(r"\s*\d+ s  ", line) is not None
 
 
 def look_lines(look: dict[str, Any]) -> list[Text]:
