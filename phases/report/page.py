@@ -23,7 +23,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 def render(view: ReportView) -> str:
     """The whole page."""
     style = files("phases.report").joinpath("report.css").read_text(encoding="utf-8")
-    made = [_rules(view), sections.benchmark(view), sections.bake(view), sections.timeline(view), sections.change(view), _tables(view), _origin(view)]
+    made = [_rules(view), sections.benchmark(view), sections.bake(view), sections.load(view), sections.timeline(view), sections.change(view), _tables(view), _origin(view)]
     shown = [part for part in made if part]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -22,7 +22,7 @@ def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
     Args:
         age: how long ago it was recorded, in words.
     """
-    parts = [_head(view, age), _rules(view), _benchmark(view), _bake(view), _timeline(view), _change(view), _provenance(view)]
+    parts = [_head(view, age), _rules(view), _benchmark(view), _bake(view), _load(view), _timeline(view), _change(view), _provenance(view)]
     return [block for part in parts for block in part]
 
 
@@ -95,9 +95,14 @@ def _bake(view: ReportView) -> list[Block]:
     return [*_title("Canary against control"), *lines] if lines else []
 
 
+def _load(view: ReportView) -> list[Block]:
+    columns, rows = view.load_table
+    return [*_title("Own load through the router"), Block(columns, tuple(rows))] if rows else []
+
+
 def _timeline(view: ReportView) -> list[Block]:
     rows = tuple((f"{event['at']:.1f} s", event["event"], event.get("host", ""), event.get("note", "")) for event in view.results.facts.get("timeline", []))
-    return [*_title("Rollback timeline"), Block(("after", "event", "host", "note"), rows)] if rows else []
+    return [*_title(view.going_back), Block(("after", "event", "host", "note"), rows)] if rows else []
 
 
 def _change(view: ReportView) -> list[Block]:

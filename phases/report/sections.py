@@ -41,6 +41,12 @@ def bake(view: ReportView) -> str:
     return section("bake", "Canary against control", "".join(parts)) if parts else ""
 
 
+def load(view: ReportView) -> str:
+    """What requests met while production was changed: results.facts["load"]."""
+    columns, rows = view.load_table
+    return section("load", "Own load through the router", table(columns, rows, "own load by step", (1, 2, 3, 4))) if rows else ""
+
+
 def timeline(view: ReportView) -> str:
     """How a rollback went: results.facts["timeline"], events in seconds from the first."""
     events = view.results.facts.get("timeline", [])
@@ -50,7 +56,7 @@ def timeline(view: ReportView) -> str:
     marks = [(event["at"], " ".join(filter(None, (event["event"], event.get("host", ""))))) for event in events]
     said = "; ".join(f"{name} after {at:.1f} s" for at, name in marks)
     chart = charts.event_line(marks, title=f"rollback timeline: {said}") if len({at for at, _ in marks}) > 1 else ""
-    return section("rollback", "Rollback timeline", chart + table(("after", "event", "host", "note"), rows, "rollback timeline"))
+    return section("rollback", view.going_back, chart + table(("after", "event", "host", "note"), rows, "rollback timeline"))
 
 
 def change(view: ReportView) -> str:

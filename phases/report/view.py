@@ -67,6 +67,22 @@ class ReportView:
     anchors_about: str = ""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def load_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Columns and rows on the own load of a production phase, by the step in which a request ended; no rows without one."""
+        shares = self.results.facts.get("load", [])
+        rows = [
+            (row["during"], str(row["sent"]), str(row["failed"]), "unknown" if row["retried"] is None else str(row["retried"]), str(row["late"]))
+            for row in shares
+        ]
+        return ("during", "sent", "failed", "repeated by the router", "sent late"), rows
+
+    @property
+    def going_back(self) -> str:
+        """Heading of the timeline: a canary that passed goes back too, as planned."""
+        planned = self.phase == "tp8-canary" and self.gate.verdict.advances
+        return "Going back to the incumbent, as planned" if planned else "Rollback timeline"
+
 
 def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_required: bool) -> ReportView:
     """The view of a recorded checkpoint.

@@ -41,6 +41,21 @@ def test_it_says_what_the_page_says(capsys):
         assert rule.reason in page and rule.reason in text and rule.source in text
 
 
+def test_what_requests_met_in_each_step_is_in_both(capsys):
+    shares = [{"during": "wave 1", "sent": 107, "failed": 0, "retried": 2, "late": 1, "failures": []}, {"during": "soak", "sent": 55, "failed": 3, "retried": None, "late": 0, "failures": []}]
+    shown = view()
+    shown = dataclasses.replace(shown, results=dataclasses.replace(shown.results, facts={**shown.results.facts, "load": shares}))
+    page, text = render(shown), _text(capsys, shown)
+    for words in ("Own load through the router", "repeated by the router", "wave 1", "107", "unknown"):
+        assert words in page and words in text, words
+
+
+def test_a_canary_that_passed_goes_back_as_planned(capsys):
+    assert "Rollback timeline" in _text(capsys, dataclasses.replace(view(Verdict.FAIL), phase="tp8-canary"))
+    passed = _text(capsys, dataclasses.replace(view(Verdict.PASS), phase="tp8-canary"))
+    assert "Going back to the incumbent, as planned" in passed and "Rollback" not in passed
+
+
 def test_who_decided_what(capsys):
     decided = Approval(3, "f" * 64, "reject", "Ada <ada@example.org>", "slower at q65", "2026-01-02T03:04:05Z")
     text = _text(capsys, dataclasses.replace(view(), approvals=(decided,), review="rejected"))
