@@ -92,10 +92,14 @@ def wanted() -> Way:
 
 def of_server(runner, control) -> Graphs:
     """The way of the server that this ModelRunner belongs to."""
-    from sglang.srt.model_executor.cuda_graph_config import Backend
     from sglang.srt.runtime_context import get_exec, get_parallel
 
-    captures = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
+    try:
+        from sglang.srt.model_executor.cuda_graph_config import Backend
+
+        captures = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
+    except (ImportError, AttributeError):  # SGLang before 0.5.23
+        captures = not getattr(runner.server_args, "disable_cuda_graph", False)
     return choose_way(wanted(), controlled=bool(control.path), captures=captures, ranks=get_parallel().tp_size, arguments=runner.server_args)
 
 
