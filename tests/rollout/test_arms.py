@@ -10,7 +10,7 @@ from phases.errors import UsageError
 from phases.fleet.host import Host
 from phases.playbook.located import Mistakes, load_text
 from phases.playbook.typed import read
-from phases.rollout.arms import batches, choose_arms, waves
+from phases.rollout.arms import batches, choose_arms, kinds_of, like_for_like, waves
 from phases.rollout.settings import Amount, CanarySettings, JudgeSettings, MetricSettings, RolloutSettings
 
 JUDGE = JudgeSettings((MetricSettings("ttft"),))
@@ -77,3 +77,11 @@ def test_mistakes_are_named(kind: type, text: str, said: str) -> None:
     mistakes = Mistakes()
     read(kind, load_text(text, "playbook.yaml", mistakes), mistakes)
     assert said in "\n".join(map(str, mistakes))
+
+
+def test_a_wave_is_compared_with_as_many_unmoved_workers_of_each_kind() -> None:
+    small, large = fleet(4, tp="1"), [Host("big", "local", "/srv/big", labels={"tp": "8"}), Host("bigger", "local", "/srv/bigger", labels={"tp": "8"})]
+    canary, control = like_for_like([*small[:3], large[0]], [small[3], large[1]])
+    assert [h.name for h in canary] == ["w1", "big"] and [h.name for h in control] == ["w4", "bigger"]
+    assert like_for_like([large[0]], small) == ((), ())  # no like worker is left
+    assert kinds_of([*small, *large])["big"] == "tp 8" and set(kinds_of(small).values()) == {""}

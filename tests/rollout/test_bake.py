@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from phases.analysis.decision import Outcome
 from phases.errors import AnalysisError
-from phases.rollout.bake import Bake, Fault
+from phases.rollout.bake import Bake, Fault, Verdict
 from phases.rollout.prometheus_source import SourceError
 from phases.rollout.settings import JudgeSettings, MetricSettings
+from phases.serving.load import RequestRecord
 
 EDGES = [0.005 * 1.1**i for i in range(70)]
 
@@ -142,3 +145,53 @@ def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
     made.read = read
     verdict = made.run()
     assert verdict.outcome is Outcome.FAIL and verdict.fault is not None and "metrics cannot be read" in verdict.fault.reason
+
+
+class SimulatedProbes:
+    """Own requests to each arm, `rate` a second, some of one arm without any answer."""
+
+    def __init__(self, clock: SimulatedTime, *, slowdown: float = 1.0, unanswered: float = 0.0, rate: float = 5.0) -> None:
+        self.clock, self.slowdown, self.unanswered, self.rate = clock, slowdown, unanswered, rate
+        self.random = np.random.default_rng(5)
+        self.last = clock.at
+
+    def take(self) -> list[tuple[str, RequestRecord]]:
+        found = []
+        for arm, slowdown in (("canary", self.slowdown), ("control", 1.0)):
+            for finished in sorted(self.random.uniform(self.last, self.clock.at, self.random.poisson(self.rate * (self.clock.at - self.last)))):
+                due = finished - 0.1 * np.exp(0.4 * self.random.standard_normal()) * slowdown
+                lost = arm == "canary" and self.random.random() < self.unanswered
+                found.append((arm, RequestRecord("p", due, due, None if lost else due + 0.01, finished, 0 if lost else 200)))
+        self.last = self.clock.at
+        return found
+
+
+def probed(clock: SimulatedTime, probes: SimulatedProbes, **workers: Any) -> Verdict:
+    made = JudgeSettings((MetricSettings("e2e", 0.5, 0.25),), window=5.0, bake=30.0, deadline=600.0, min_samples=100, error_tolerance=0.05)
+    simulated = SimulatedWorkers(clock, **workers)
+    return Bake(made, {"c": "canary"}, {"k": "control"}, clock, lambda: None, read=simulated.read, probes=probes).run()
+
+
+def test_with_probes_their_latencies_decide_and_the_users_errors_still_count() -> None:
+    clock = SimulatedTime()
+    equal = probed(clock, SimulatedProbes(clock))
+    assert equal.outcome is Outcome.PASS and equal.decisions[0].source == "own requests to each arm"
+    assert probed(clock, SimulatedProbes(clock, slowdown=1.8)).outcome is Outcome.FAIL
+    failing = probed(clock, SimulatedProbes(clock), errors={"canary": 0.2})  # no probe fails: it is users' requests that do
+    assert failing.outcome is Outcome.FAIL and "5xx" in failing.reason
+
+
+def test_own_requests_without_an_answer_are_errors_though_no_counter_knows_of_them() -> None:
+    clock = SimulatedTime()
+    verdict = probed(clock, SimulatedProbes(clock, unanswered=0.15))
+    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+
+
+def test_the_reference_is_kept_by_kind_of_worker_and_without_the_canary() -> None:
+    clock = SimulatedTime()
+    workers = SimulatedWorkers(clock, slowdown={"large": 3.0})
+    made = bake(workers, bake=300.0)
+    made.others, made.kinds = {"big": "large"}, {"c": "tp 1", "k": "tp 1", "big": "tp 8"}
+    small, large = made.run().reference
+    assert (small.kind, large.kind) == ("tp 1", "tp 8") and large.low > 2 * small.high
+    assert small.n == pytest.approx(3000, rel=0.15)  # the control's alone
