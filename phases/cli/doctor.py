@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from phases.playbook.schema import Playbook
 
 # Parts that add checks of their own: "module:function"; called with the playbook, they return (name, check) pairs.
-MORE_CHECKS = ("phases.fleet.doctor:checks",)
+MORE_CHECKS = ("phases.fleet.doctor:checks", "phases.notify.doctor:checks")
 
 
 @click.command(epilog=example("phase doctor", "phase doctor -p playbooks/local.yaml --json"))

@@ -114,5 +114,6 @@ def test_message(playbook: Playbook, kernel: str, at: float) -> Message:
 
 def _option(playbook: Playbook) -> str:
     """-p with the playbook's path from the top of its repository, where the reader's clone has it too."""
-    path = playbook.path.relative_to(repository_of(playbook.path).resolve()).as_posix()
+    top = repository_of(playbook.path).resolve()
+    path = playbook.path.relative_to(top).as_posix() if playbook.path.is_relative_to(top) else str(playbook.path)
     return "" if path in ("playbook.yaml", "playbooks/local.yaml") else f" -p {path}"

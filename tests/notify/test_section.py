@@ -130,3 +130,12 @@ def test_every_end_of_a_run_is_some_event():
         Exit.PASSED: "gate-passed", Exit.WAITING_FOR_REVIEW: "gate-waiting", Exit.INCONCLUSIVE: "gate-inconclusive",
         **{code: "gate-failed" for code in (Exit.OPERATIONAL, Exit.USAGE, Exit.GATE_FAILED, Exit.LOCKED, Exit.ROLLED_BACK, Exit.ROLLBACK_INCOMPLETE)},
     }  # fmt: skip
+
+
+def test_the_doctor_says_who_would_not_be_told(repository, phase, receiver):
+    hook = "{run: [no-such-program-here]}"
+    _notify(repository, f"notify:\n  webhooks: [{{url_env: SLACK_URL}}, {{url: '{receiver.url}'}}]\n  hooks: [{hook}]\nmetrics: {{textfile: nowhere/x.prom}}\n")
+    rows = [row for row in phase.json("doctor", env={"SLACK_URL": ""})["findings"] if row["name"] in ("notify", "metrics")]
+    assert [row["health"] for row in rows] == ["warning", "ok", "warning", "warning"] and all(row["cure"] for row in rows if row["health"] == "warning")
+    assert "SLACK_URL" in rows[0]["found"] and "no such program" in rows[2]["found"] and "nowhere" in rows[3]["found"]
+    assert not receiver.requests and "s3cret" not in json.dumps(rows)
