@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +92,22 @@ def adhoc_run(playbook: Playbook, name: str, clock: Clock) -> PhaseRun:
 
 
 def kernel_digest(playbook: Playbook) -> str:
-    """Digest of kernel.yaml and of the files of the kernel's distribution: what a checkpoint's pass is good for."""
+    """Digest of kernel.yaml and of the files of the kernel's distribution, and of what else the playbook puts into releases: what a
+    checkpoint's pass is good for."""
     kernel = contract.load(playbook.kernel)
-    return source.content_digest(kernel.root, kernel.file.read_bytes())
+    digest = source.content_digest(kernel.root, kernel.file.read_bytes())
+    others = [source.content_digest(root) for root in _other_distributions(playbook)]
+    return hashlib.sha256(" ".join([digest, *others]).encode()).hexdigest() if others else digest
+
+
+def _other_distributions(playbook: Playbook) -> list[Path]:
+    """Directories of the kernels and packages that the sides of a phase or of production name beside the playbook's kernel."""
+    folder, found = playbook.path.parent, []
+    for settings in (playbook.sections.get("production"), *(section.settings for section in playbook.phases)):
+        sides = [side for name in ("incumbent", "candidate") if (side := getattr(settings, name, None))]
+        found += [contract.load(folder / side.kernel).root for side in sides if side.kernel]
+        found += [folder / package for side in sides for package in side.packages]
+    return sorted(set(found))
 
 
 def _execute(

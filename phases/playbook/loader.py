@@ -76,9 +76,22 @@ def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook
     if top.phases and there:
         _unknown_variants(top.phases, kernel, mistakes)
     sections = {key: _by_reader(SHARED_SECTIONS[key], root.get(key), key, mistakes) for key in present}
+    production = root.get("production")
+    if production is not None:
+        _missing_files(production, path.resolve().parent, mistakes)
+        phases = tuple(_bound(section, production) for section in phases)
     mistakes.raise_if_any("playbook")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Playbook(top.name, path.resolve(), kernel.resolve(), top.ledger, phases, sections, digest)
+
+
+def _bound(section: PhaseSection, production: Node) -> PhaseSection:
+    """A production phase's pass is good for what it put into production, not for another candidate under the same rules."""
+    if not section.kind.changes_production:
+        return section
+    served = {key: node.plain() for key in ("server", "incumbent", "candidate", "architectures") if (node := production.get(key))}
+    text = section.digest + json.dumps(served, sort_keys=True)
+    return dataclasses.replace(section, digest=hashlib.sha256(text.encode()).hexdigest())
 
 
 def _is_file(path: Path) -> bool:
