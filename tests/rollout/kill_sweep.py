@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from phases.engine.clock import SystemClock
 from phases.engine.closing import JUDGE, RECORD
+from phases.engine.session import adhoc_run
+from phases.fleet.locks import show_lock
+from phases.playbook import loader
+from phases.playbook.schema import Playbook
 from phases.rollout import canary, waves
+from phases.rollout.live import open_production
+from phases.rollout.production import Production, WorkerState
 from phases.rollout.shared_steps import FLEET, LEAVE, PUSH, REPORT
 
+HERE = Path(__file__).parent
+TOP = HERE.parents[1]
+
 Boundary = tuple[str, str, str]  # event, step, moment
+NEVER: Boundary = ("-", "-", "-")
 
 STEPS = {
     "tp8-canary": (FLEET, PUSH, canary.CONTROL, canary.CANARY, canary.BAKE, canary.END, REPORT, LEAVE, JUDGE, RECORD),
@@ -18,12 +34,64 @@ STEPS = {
 }
 
 
-class Driven(Protocol):
-    """A fleet and `phase` on it."""
+class Driven:
+    """A repository with a playbook, `phase` on it, and what is observed of its fleet."""
 
-    def phase(self, *arguments: str, kill: Boundary = ..., timeout: float = ...) -> Any: ...
+    repo: Path
 
-    def mixed(self) -> list[str]: ...
+    @property
+    def playbook(self) -> Playbook:
+        return loader.load(self.repo / "playbook.yaml")
+
+    def phase(self, *arguments: str, kill: Boundary = NEVER, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """`phase ARGUMENT...` in a process of its own, killed at a boundary (event, step, moment) if one is given."""
+        with self.start(*arguments, kill=kill) as process:
+            try:
+                out, _ = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(arguments, process.returncode, out, "")
+
+    def start(self, *arguments: str, kill: Boundary = NEVER) -> subprocess.Popen[str]:
+        """As `phase`, without waiting."""
+        argv = [sys.executable, str(HERE / "killed_phase.py"), *kill, *arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TOP, TOP / "kernels" / "verify_attn"))), "PHASE_PLAYBOOK": str(self.repo / "playbook.yaml")}
+        return subprocess.Popen(argv, cwd=self.repo, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
+
+    @contextlib.contextmanager
+    def production(self) -> Iterator[Production]:
+        """Production as this process sees it; it takes no lock, so that looking disturbs nobody."""
+        clock = SystemClock()
+        with open_production(adhoc_run(self.playbook, "test", clock), "test", clock, lambda line: None) as production:
+            yield production
+
+    def states(self) -> list[WorkerState]:
+        with self.production() as production:
+            return production.observe()
+
+    def mixed(self) -> list[str]:
+        """Workers whose ranks do not all report the release that is current on their host."""
+        with self.production() as production:
+            return [reason for state in production.observe() if state.serving and (reason := production.mixed(state.host, state.current))]
+
+    def not_converged(self, digest: str) -> list[str]:
+        """What keeps the whole fleet from being on one release, recorded as good, in service, with no lease, no lock and no lost rank."""
+        found = []
+        with self.production() as production:
+            for state in production.observe():
+                name = state.host.name
+                if state.error or not (state.serving and state.in_service):
+                    found.append(f"{name}: {state.error or 'not serving in service'}")
+                if (state.current, state.last_good) != (digest, digest):
+                    found.append(f"{name} runs {state.current[:8]}, last good {state.last_good[:8]}, not {digest[:8]}")
+                if state.lease and state.lease.active:
+                    found.append(f"{name} has a lease, {state.lease.state}")
+                if not state.error and (reason := production.mixed(state.host, digest)):
+                    found.append(reason)
+                if not state.error and (held := show_lock(production.fleet.session(state.host))):
+                    found.append(f"{name} is locked by {held.owner} ({held.purpose})")
+        return found
 
 
 def boundaries(phase: str, *, every: bool) -> list[Boundary]:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -18,21 +17,14 @@ from typing import Any
 
 import requests
 
-from phases.engine.clock import SystemClock
-from phases.engine.session import adhoc_run
 from phases.fleet.deploy import first_release
 from phases.fleet.services import wait_ready
-from phases.playbook import loader
-from phases.rollout.live import open_production
-from phases.rollout.production import Production, WorkerState
 from phases.rollout.releases import fleet_releases
 from phases.serving.environment import environment_facts
 from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt
 from tests.fleet.sshfleet import PYTHON, SshFleet, end_processes_of, free_port
 from tests.fleet.test_router import router_python
-
-HERE = Path(__file__).parent
-TOP = HERE.parents[1]
+from tests.rollout.kill_sweep import HERE, Driven
 
 KERNEL = {
     "kernel.yaml": """\
@@ -119,8 +111,8 @@ JUDGE = "{{metrics: [{{metric: e2e, quantile: 0.5, margin: 1.5}}], alpha: 0.2, w
 
 
 @dataclass
-class LightFleet:
-    """The fleet, its repository, and `phase` on it.
+class LightFleet(Driven):
+    """The fleet and its repository.
 
     Attributes:
         lease: seconds a canary waits for the toolkit.
@@ -200,10 +192,6 @@ class LightFleet:
         return f"http://127.0.0.1:{self.router_port}"
 
     @property
-    def playbook(self) -> loader.Playbook:
-        return loader.load(self.repo / "playbook.yaml")
-
-    @property
     def kernel(self) -> Any:
         from phases.kernel import contract
 
@@ -226,31 +214,6 @@ class LightFleet:
             rows.append(row)
         return "\n".join(rows)
 
-    # -- `phase` -----------------------------------------------------------------------------------------------------------
-
-    def phase(self, *arguments: str, kill: tuple[str, str, str] = ("-", "-", "-"), timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """`phase ARGUMENT...` in a process of its own, killed at a boundary (event, step, moment) if one is given."""
-        with self.start(*arguments, kill=kill) as process:
-            try:
-                out, _ = process.communicate(timeout=timeout)
-            except BaseException:
-                process.kill()
-                raise
-        return subprocess.CompletedProcess(arguments, process.returncode, out, "")
-
-    def start(self, *arguments: str, kill: tuple[str, str, str] = ("-", "-", "-")) -> subprocess.Popen[str]:
-        """As `phase`, without waiting."""
-        argv = [sys.executable, str(HERE / "killed_phase.py"), *kill, *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(TOP), "PHASE_PLAYBOOK": str(self.repo / "playbook.yaml")}
-        return subprocess.Popen(argv, cwd=self.repo, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
-
-    @contextlib.contextmanager
-    def production(self) -> Iterator[Production]:
-        """Production as this process sees it; use it only while no `phase` runs."""
-        clock = SystemClock()
-        with open_production(adhoc_run(self.playbook, "test", clock), "test", clock, lambda line: None) as production:
-            yield production
-
     def fault(self, number: int, **faults: object) -> None:
         """Make one worker faulty (see `standin_worker.Faults`), or well again without any, by a restart of its service."""
         path = self.root(number) / "fault"
@@ -266,34 +229,6 @@ class LightFleet:
                 production.put_in(host)
 
     # -- what is observed --------------------------------------------------------------------------------------------------
-
-    def states(self) -> list[WorkerState]:
-        with self.production() as production:
-            return production.observe()
-
-    def mixed(self) -> list[str]:
-        """Workers whose ranks do not all report the release that is current on their host."""
-        with self.production() as production:
-            return [reason for state in production.observe() if state.serving and (reason := production.mixed(state.host, state.current))]
-
-    def not_converged(self, digest: str) -> list[str]:
-        """What keeps the whole fleet from being on one release, recorded as good, in service, with no lease, no lock and no lost rank."""
-        found = []
-        with self.production() as production:
-            for state in production.observe():
-                name = state.host.name
-                if state.error or not (state.serving and state.in_service):
-                    found.append(f"{name}: {state.error or 'not serving in service'}")
-                if (state.current, state.last_good) != (digest, digest):
-                    found.append(f"{name} runs {state.current[:8]}, last good {state.last_good[:8]}, not {digest[:8]}")
-                if state.lease and state.lease.active:
-                    found.append(f"{name} has a lease, {state.lease.state}")
-                if reason := production.mixed(state.host, digest):
-                    found.append(reason)
-        for number in range(1, self.count + 1):
-            if (self.root(number) / "lock.json").exists():
-                found.append(f"w{number} is locked: {(self.root(number) / 'lock.json').read_text()}")
-        return found
 
     def reset(self) -> None:
         """Back to all workers on the incumbent, whatever a test left; by the same means as a person has."""

@@ -1,0 +1,186 @@
+"""kill -9 of `phase` at the boundaries of its journal: what is left, and whether `--resume`, `phase rollback` or the lease bring it to one release.
+
+    python tests/benchmarks/bench_kill_sweep.py                          stand-in workers, every instant of both phases, resumed
+    python tests/benchmarks/bench_kill_sweep.py --then rollback          the same, rolled back by hand after each kill
+    python tests/benchmarks/bench_kill_sweep.py --fleet embedded --steps switch,bake --phases tp8-canary
+                                                                         real SGLang workers (two, on this machine's CPU), some instants
+    python tests/benchmarks/bench_kill_sweep.py --fleet embedded --then lease
+                                                                         the toolkit dead for good: the host brings the canary back
+
+Other people's requests run through the router all the while and are counted. Needs git and sshd; for the embedded fleet the serving
+environment (`phase doctor`), about 5 GB of memory and ten minutes of two cores for a handful of instants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from phases.rollout import canary  # noqa: E402
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt  # noqa: E402
+from tests.rollout.kill_sweep import Boundary, Driven, boundaries, chain  # noqa: E402
+
+TOP = Path(__file__).parents[2]
+PLAYBOOK = f"""\
+schema: phasegate/playbook/v1
+name: sweep
+kernel: {TOP}/kernels/verify_attn/kernel.yaml
+embedded_fleet: {{workers: [{{count: 2}}], lease: 60}}
+production:
+  incumbent: {{backend: verify_attn_torch}}
+  candidate: {{backend: verify_attn}}
+  min_available: {{count: 1}}
+  warm_up: {{requests: 2, agree: 2.0, sweeps: 4}}
+  agreement: {{prompts: 1, tokens: 4, every: 0}}
+phases:
+  tp8-canary:
+    review: none
+    allow_yes: true
+    share_tolerance: 1
+    judge: &judge {{metrics: [{{metric: e2e, quantile: 0.5, margin: 5}}], alpha: 0.2, probes: 3, window: 3, bake: 6, deadline: 240, min_samples: 10, error_tolerance: 0.5}}
+    gate: {{rules: [{{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}]}}
+  full-rollout:
+    review: none
+    allow_yes: true
+    waves: [{{count: 1}}, {{percent: 100}}]
+    soak: 3
+    judge: *judge
+    gate: {{rules: [{{rule: measurement, metric: soak_passed, at_least: 0, absent: zero}}]}}
+"""
+
+
+class EmbeddedFleet(Driven):
+    """Two real SGLang workers and sglang-router, in a repository of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.repo, self.digests = directory / "repo", {"incumbent": "", "candidate": ""}
+
+    def up(self) -> EmbeddedFleet:
+        """Bring the fleet up by a run that is killed as soon as it has looked at it."""
+        self.repo.mkdir()
+        (self.repo / "playbook.yaml").write_text(PLAYBOOK)
+        for argv in (["init", "-q"], ["config", "user.name", "Bench"], ["config", "user.email", "bench@example.org"], ["add", "-A"], ["commit", "-qm", "playbook"]):
+            subprocess.run(["git", "-C", str(self.repo), *argv], check=True)
+        done = self.phase("run", "tp8-canary", "--yes", kill=("step-finished", "look at the fleet", "after"), timeout=900.0)
+        journal = next((self.repo / ".phase" / "runs").glob("*/journal.jsonl"))
+        found = [row["data"]["facts"]["digests"] for row in map(json.loads, journal.read_text().splitlines()) if "digests" in row["data"].get("facts", {})]
+        assert found, done.stdout
+        self.digests = found[-1]
+        return self
+
+    @property
+    def router_url(self) -> str:
+        with self.production() as production:
+            return str(getattr(production.router, "url", ""))
+
+    def close(self) -> None:
+        self.phase("fleet", "down", "--purge", timeout=300.0)
+
+
+@contextmanager
+def users(url: str, rate: float) -> Iterator[Callable[[], str]]:
+    """Other people's traffic; the result says how it went so far."""
+    with OpenLoopLoad(HttpSender(url, timeout=60.0), [Prompt("user", "hello", 8)], rate, max_in_flight=16, seed=1) as load:
+        yield lambda: f"{load.summary().failed} of {load.summary().sent} requests failed"
+
+
+def sweep(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Boundary], then: str, timeout: float) -> bool:
+    """One phase, killed at each boundary; prints a line each and returns whether all ended as they must."""
+    goal = digests["candidate" if phase == "full-rollout" else "incumbent"]
+    print(f"{phase}: killed at {len(where)} instants, then {'--resume' if then == 'resume' else 'phase ' + then}", flush=True)
+    well = True
+
+    def seen(boundary: Boundary) -> None:
+        nonlocal well
+        mixed = fleet.mixed()
+        runs = ", ".join(f"{s.host.name} {_side(s.current, digests)}{' (lease)' if s.lease and s.lease.active else ''}" for s in fleet.states())
+        well &= not mixed
+        print(f"  {boundary[0]:14} {boundary[1]:22} {boundary[2]:6}  {runs}{'  MIXED: ' + '; '.join(mixed) if mixed else ''}", flush=True)
+
+    if then == "resume":
+        begun = time.monotonic()
+        done = chain(fleet, phase, where, seen, timeout=timeout)
+        left = fleet.not_converged(goal)
+        print(f"  ended with exit {done.returncode} after {time.monotonic() - begun:.0f} s: {'all on one release' if not left else left}", flush=True)
+        return well and done.returncode == 0 and not left
+    for boundary in where:
+        killed = fleet.phase("run", phase, "--yes", kill=boundary, timeout=timeout)
+        assert killed.returncode == -9, killed.stdout
+        seen(boundary)
+        begun = time.monotonic()
+        back = fleet.phase("rollback", "--yes", timeout=timeout)
+        left = fleet.not_converged(digests["incumbent"])
+        both = left and fleet.not_converged(digests["candidate"])  # once it is last-good everywhere, and not recorded, staying is right
+        print(f"    rolled back in {time.monotonic() - begun:.1f} s, exit {back.returncode}: {'all on one release' if not (left and both) else left}", flush=True)
+        well &= back.returncode == 0 and not (left and both)
+        if left and not both:
+            return well  # the candidate is production now; there is nothing left to roll out
+    return well
+
+
+def lease(fleet: Driven, digests: dict[str, str], timeout: float) -> bool:
+    """The toolkit dies while its canary serves and never comes back."""
+    fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"), timeout=timeout)
+    begun = time.monotonic()
+    moved = [s.host.name for s in fleet.states() if s.current == digests["candidate"]]
+    while left := fleet.not_converged(digests["incumbent"]):
+        if time.monotonic() - begun > timeout:
+            print(f"  still not back: {left}")
+            return False
+        time.sleep(0.5)
+    print(f"lease: {', '.join(moved)} back on the incumbent, serving and in service, {time.monotonic() - begun:.1f} s after phase was killed for good", flush=True)
+    return bool(moved)
+
+
+def _side(digest: str, digests: dict[str, str]) -> str:
+    return next((side for side, known in digests.items() if known == digest), digest[:8])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fleet", choices=("light", "embedded"), default="light")
+    parser.add_argument("--phases", default="tp8-canary,full-rollout", help="which, in this order")
+    parser.add_argument("--then", choices=("resume", "rollback", "lease"), default="resume")
+    parser.add_argument("--steps", default="", help="only boundaries of steps whose names hold one of these words, after a comma each")
+    options = parser.parse_args()
+    words = [word for word in options.steps.split(",") if word]
+    with tempfile.TemporaryDirectory(prefix="kill-sweep-") as directory:
+        if options.fleet == "light":
+            from tests.rollout.light_fleet import LightFleet
+
+            fleet: Driven = LightFleet(Path(directory) / "light")
+        else:
+            fleet = EmbeddedFleet(Path(directory))
+        try:
+            fleet.up()  # type: ignore[attr-defined]
+            return run(fleet, options, words)
+        finally:
+            fleet.close()  # type: ignore[attr-defined]
+
+
+def run(fleet: Driven, options: argparse.Namespace, words: Sequence[str]) -> int:
+    digests, timeout = fleet.digests, 120.0 if options.fleet == "light" else 600.0  # type: ignore[attr-defined]
+    well = True
+    with users(fleet.router_url, 20.0 if options.fleet == "light" else 2.0) as went:  # type: ignore[attr-defined]
+        if options.then == "lease":
+            well = lease(fleet, digests, timeout)
+        else:
+            for phase in options.phases.split(","):
+                where = [b for b in boundaries(phase, every=True) if not words or any(word in b[1] for word in words)]
+                well &= sweep(fleet, digests, phase, where, options.then, timeout)
+        print(f"users: {went()}")
+    print("converged, nothing mixed" if well else "NOT CONVERGED")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
