@@ -39,9 +39,9 @@ class Watcher(Protocol):
 
     def step_progress(self, step: Step, line: str) -> None: ...
 
-    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
     def step_look(self, step: Step, facts: Facts) -> None: ...
 
+    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
 
     def step_failed(self, step: Step, fault: BaseException) -> None: ...
 
@@ -57,9 +57,9 @@ class Silent:
 
     def step_progress(self, step: Step, line: str) -> None: ...
 
-    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
     def step_look(self, step: Step, facts: Facts) -> None: ...
 
+    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None: ...
 
     def step_failed(self, step: Step, fault: BaseException) -> None: ...
 
@@ -115,14 +115,14 @@ class _Run:
         self.facts[step.name] = record.data["facts"]
         self.watcher.step_finished(step, self.facts[step.name], seconds, kept=False)
 
-    def told(self, step: Step, fault: BaseException) -> BaseException:
-        """Journal and show why a step ended the run; the exception to raise."""
     def _context(self, step: Step) -> StepContext:
         watcher = self.watcher
         return StepContext(
             self.work, dict(self.facts), lambda line: watcher.step_progress(step, line), self.clock, lambda facts: watcher.step_look(step, facts)
         )
 
+    def told(self, step: Step, fault: BaseException) -> BaseException:
+        """Journal and show why a step ended the run; the exception to raise."""
         if isinstance(fault, KeyboardInterrupt):
             event, fault = "step-interrupted", Interrupted(
                 f"{self.journal.run_id} stopped in step {step.name!r}; nothing done so far is lost.",
