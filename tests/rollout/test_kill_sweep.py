@@ -68,7 +68,7 @@ def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFle
     assert not fleet.not_converged(fleet.digests["incumbent"])
 
 
-@pytest.mark.parametrize(("phase", "verdict"), [("tp8-canary", "judged"), ("full-rollout", "going-back")])
+@pytest.mark.parametrize(("phase", "verdict"), [("full-rollout", "going-back"), ("tp8-canary", "judged")])
 def test_killed_while_it_goes_back_it_finishes_that_and_moves_nothing_forward_again(fleet: LightFleet, phase: str, verdict: str) -> None:
     """A verdict that is out is acted on, not asked for again: the bad candidate does not get a second go at the users."""
     _on_the_incumbent(fleet)
