@@ -17,6 +17,7 @@ from phases.notify.targets import THREADS, DeliveryError, Target
 
 QUEUE = 64  # messages a target that does not answer may owe; later ones are dropped
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts: 1, 2, 4 … 30
+QUIET_SECONDS = 1.0  # waiting longer than this at the end is said
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,25 @@ class Notifier:
             line.put(message)
 
     def close(self) -> None:
-        """Wait for what is under way, at most `flush` seconds; what is left then is given up, with a warning."""
-        until = time.monotonic() + self.flush
+        """Wait for what is under way, at most `flush` seconds; what is left then is given up, with a warning.
+
+        Ctrl-C ends the waiting and is not passed on: how the command ends was settled before.
+        """
+        begun = time.monotonic()
         for line in self._lines:
             line.end()
+        try:
+            self._wait(begun + min(QUIET_SECONDS, self.flush))
+            late = [line.target.name for line in self._lines if line.busy]
+            if late and self.flush > QUIET_SECONDS:
+                self.say(f"waiting at most {self.flush:g} s until {', '.join(late)} is told; Ctrl-C does not wait")
+                self._wait(begun + self.flush)
+        except KeyboardInterrupt:
+            pass
+        for line in self._lines:
+            line.give_up(time.monotonic() - begun)
+
+    def _wait(self, until: float) -> None:
         for line in self._lines:
             line.join(max(0.0, until - time.monotonic()))
 
@@ -109,16 +125,22 @@ class _Line:
             except queue.Full:
                 pass  # `join` gives it up then
 
+    @property
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
     def join(self, seconds: float) -> None:
-        if self._thread.ident is None:
-            return
-        self._thread.join(seconds)
-        if not self._thread.is_alive():
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def give_up(self, seconds: float) -> None:
+        """End what is still under way; every message that did not arrive is told of."""
+        if not self.busy:
             return
         self._given_up.set()
         self.target.abandon()
         self._thread.join(0.5)
-        waited = f"given up at the end of the command, after {self.owner.flush:g} s"
+        waited = f"given up at the end of the command, after {seconds:.0f} s"
         if self._thread.is_alive() and self._current:
             self.owner.ended(Delivery(self.target.name, self._current.event.value, False, 1, waited))
         for message in self._left():

@@ -136,3 +136,24 @@ def test_nothing_is_started_where_nothing_is_sent(receiver):
     before = threading.active_count()
     with Notifier([_webhook(receiver)], warn=print):
         assert threading.active_count() == before
+
+
+def test_waiting_at_the_end_is_said_and_ctrl_c_ends_it(message, monkeypatch):
+    """Ctrl-C is played by the wait itself; it is not passed on, since how the command ended was settled before."""
+    monkeypatch.setattr("phases.notify.notifier.QUIET_SECONDS", 0.05)
+    hanging = _Hanging()
+    notifier, said = _notifier([hanging], flush=600.0)
+    notifier.send(message)
+    assert hanging.begun.wait(10)
+    calls, wait = [], notifier._wait
+
+    def interrupted(until):
+        calls.append(until)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        wait(until)
+
+    monkeypatch.setattr(notifier, "_wait", interrupted)
+    notifier.close()
+    assert "waiting at most 600 s until webhook that hangs is told" in said[0] and "given up" in said[1] and hanging.abandoned
+    hanging.release.set()
