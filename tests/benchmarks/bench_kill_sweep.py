@@ -2,10 +2,9 @@
 
     python tests/benchmarks/bench_kill_sweep.py                          stand-in workers, every instant of both phases, resumed
     python tests/benchmarks/bench_kill_sweep.py --then rollback          the same, rolled back by hand after each kill
-    python tests/benchmarks/bench_kill_sweep.py --fleet embedded --steps switch,bake --phases tp8-canary
-                                                                         real SGLang workers (two, on this machine's CPU), some instants
-    python tests/benchmarks/bench_kill_sweep.py --fleet embedded --then lease
-                                                                         the toolkit dead for good: the host brings the canary back
+    python tests/benchmarks/bench_kill_sweep.py --fleet embedded --few --steps switch,bake --phases tp8-canary --then resume,lease
+                                                                         real SGLang workers (two, on this machine's CPU), some instants;
+                                                                         then the toolkit dead for good: the host brings the canary back
 
 Other people's requests run through the router all the while and are counted. Needs git and sshd; for the embedded fleet the serving
 environment (`phase doctor`), about 5 GB of memory and ten minutes of two cores for a handful of instants.
@@ -149,7 +148,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fleet", choices=("light", "embedded"), default="light")
     parser.add_argument("--phases", default="tp8-canary,full-rollout", help="which, in this order")
-    parser.add_argument("--then", choices=("resume", "rollback", "lease"), default="resume")
+    parser.add_argument("--then", default="resume", help="resume, rollback or lease; several after one another, a comma between")
+    parser.add_argument("--few", action="store_true", help="not every instant, but each state once: the end of a step, before and after it is on disk")
     parser.add_argument("--steps", default="", help="only boundaries of steps whose names hold one of these words, after a comma each")
     options = parser.parse_args()
     words = [word for word in options.steps.split(",") if word]
@@ -171,12 +171,13 @@ def run(fleet: Driven, options: argparse.Namespace, words: Sequence[str]) -> int
     digests, timeout = fleet.digests, 120.0 if options.fleet == "light" else 600.0  # type: ignore[attr-defined]
     well = True
     with users(fleet.router_url, 20.0 if options.fleet == "light" else 2.0) as went:  # type: ignore[attr-defined]
-        if options.then == "lease":
-            well = lease(fleet, digests, timeout)
-        else:
+        for then in options.then.split(","):
+            if then == "lease":
+                well &= lease(fleet, digests, timeout)
+                continue
             for phase in options.phases.split(","):
-                where = [b for b in boundaries(phase, every=True) if not words or any(word in b[1] for word in words)]
-                well &= sweep(fleet, digests, phase, where, options.then, timeout)
+                where = [b for b in boundaries(phase, every=not options.few) if not words or any(word in b[1] for word in words)]
+                well &= sweep(fleet, digests, phase, where, then, timeout)
         print(f"users: {went()}")
     print("converged, nothing mixed" if well else "NOT CONVERGED")
     return 0 if well else 1
