@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.fleet.sshfleet import end_processes_of
 from tests.notify.conftest import Receiver
 from tests.rollout.light_fleet import LightFleet
 from tests.status.test_textfile import _read
@@ -71,8 +71,7 @@ def test_a_canary_that_is_rolled_back_is_told_shown_and_measured(fleet, receiver
 
 
 def test_workers_and_router_that_are_gone_are_said_to_be(fleet):
-    killed = Path(fleet.root(1))
-    _stop_worker(killed)
+    end_processes_of(fleet.root(1))
     shown = _status(fleet, "--json")
     workers = {worker["name"]: worker for worker in shown["fleet"]["workers"]}
     assert workers["w1"]["serving"] is False and "does not answer" in workers["w1"]["problem"] and workers["w2"]["problem"] == ""
@@ -85,7 +84,13 @@ def test_workers_and_router_that_are_gone_are_said_to_be(fleet):
         os.killpg(fleet.router.pid, signal.SIGCONT)
 
 
-def _stop_worker(root):
-    from tests.fleet.sshfleet import end_processes_of
-
-    end_processes_of(root)
+def test_the_watch_tells_what_it_found_and_what_it_did(fleet, receiver, monkeypatch):
+    monkeypatch.setenv("PAGER_URL", receiver.url)
+    receiver.requests.clear()
+    fleet.configure(more="notify: {webhooks: [{url_env: PAGER_URL}]}\n")
+    end_processes_of(fleet.root(1))
+    done = fleet.phase("watch", "--once")
+    assert done.returncode == 7, done.stdout
+    assert [body["event"] for body in receiver.bodies] == ["regression", "rollback-started", "rollback-ended"]
+    assert receiver.bodies[0]["rolls_back"] is True and "w1" in receiver.bodies[0]["reasons"][0] and receiver.bodies[2]["verified"] is True
+    assert "watch" in _status(fleet, "--json")["rolled_back"]["reason"]
