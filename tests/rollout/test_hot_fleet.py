@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,10 @@ from phases.rollout.soak import Soak
 from phases.serving.settings import SideSettings
 from tests.fleet.sshfleet import end_processes_of, free_port
 from tests.fleet.worker import LONG, eventually
+from tests.rollout.light_fleet import KERNEL
 from tests.rollout.test_hot_host import bundle
+
+TOP = Path(__file__).parents[2]
 
 
 class Router:
@@ -208,6 +212,50 @@ def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
         broken.do = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("gone"))
         done = hot.fall_back(production)
     assert not done.safe and "gone" in done.missing["w2"] and small.byte("w1") == b"i"
+
+
+PLAYBOOK = """\
+schema: phasegate/playbook/v1
+name: small
+kernel: kernel.yaml
+fleet:
+  hosts:
+{hosts}
+  service: {{kind: process, ready: 20, drain: 1}}
+  lease: {{arm: 60, bake: 60}}
+production:
+  incumbent: {{backend: verify_attn}}
+  fallback: {{wait: 10}}
+phases:
+  tp8-canary:
+    judge: {{metrics: [{{metric: e2e}}]}}
+    gate: {{rules: [{{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}]}}
+"""
+
+
+def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(small):
+    repo = small.directory / "repo"
+    repo.mkdir()
+    hosts = [f"    - {{name: {h.name}, address: local, root: {h.root}, port: {h.port}, python: {sys.executable}, labels: {{tp: '2'}}}}" for h in small.fleet.hosts]
+    for name, text in KERNEL.items():
+        (repo / name).write_text(textwrap.dedent(text))
+    (repo / "playbook.yaml").write_text(PLAYBOOK.format(hosts="\n".join(hosts)))
+    for argv in (["init", "-q"], ["config", "user.name", "Ada"], ["config", "user.email", "ada@example.org"], ["add", "."], ["commit", "-qm", "small"]):
+        subprocess.run(["git", *argv], cwd=repo, check=True)
+
+    def phase(*arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "phases.cli.main", *arguments, "-p", str(repo / "playbook.yaml")]
+        return subprocess.run(argv, cwd=repo, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, check=False)
+
+    done = phase("rollback", "--hot", "--yes", "--json", "--reason", "p99 doubled")
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and told["rollback"]["state"] == "safe" and told["rollback"]["hot"]["ranks"] == 4, done.stderr
+    assert (small.byte("w1"), small.byte("w3")) == (b"i", b"c") and told["checkpoint"]["verdict"] == "PASS"
+    shown = phase("status")
+    assert "traffic is safe (hot fallback), NOT restored" in shown.stdout and shown.stdout.count("fell back") == 2
+    undone = phase("rollback", "--hot", "--undo", "--yes")
+    assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: lock on w2: locked by" in undone.stdout
+    assert (small.byte("w1"), small.byte("w2")) == (b"c", b"i")  # another run's lease holds w2, and only its run may go forwards there
 
 
 @pytest.mark.parametrize("flags", [["--restore"], ["--undo"], ["--hot", "--restore", "--undo"]])
