@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_table
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_blocks
 from phases.engine.clock import SystemClock
 from phases.errors import UsageError
 
@@ -16,25 +16,21 @@ def fleet() -> None:
     """Look at the workers of a playbook's production."""
 
 
-@fleet.command(epilog=example("phase fleet status", "phase fleet status --json"))
+@fleet.command(epilog=example("phase fleet status", "phase fleet status --timeout 3 --json"))
+@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="SECONDS", help="Longest time to wait for an answer.")
 @playbook_option
 @json_option
-def status(playbook_path: Path | None, as_json: bool) -> None:
-    """Ask every host and the router what runs where."""
-    from phases.engine.session import adhoc_run
-    from phases.rollout.live import open_production
+def status(timeout: float, playbook_path: Path | None, as_json: bool) -> None:
+    """Ask every host and the router what runs where; what does not answer in time is shown as such. `phase status` shows this too."""
+    from phases.cli.status import STYLES_OF_WORKERS, fleet_blocks
+    from phases.status.fleet_view import FleetWatcher
 
-    playbook, clock = load_playbook(playbook_path), SystemClock()
-    with open_production(adhoc_run(playbook, "status", clock), "status", clock, note) as production:
-        rows = [state.describe() for state in production.observe()]
+    with FleetWatcher(load_playbook(playbook_path)) as watcher:
+        look = watcher.look(timeout)
     if as_json:
-        print_json({"workers": rows})
+        print_json(look.to_json())
         return
-    table = [
-        [r["name"], r["current"][:12], r["last_good"][:12], r["lease"] or "-", "yes" if r["serving"] else "no", "yes" if r["in_service"] else "no", r["error"]]
-        for r in rows
-    ]
-    show_table(["worker", "runs", "last good", "lease", "serving", "in service", "problem"], table)
+    show_blocks(fleet_blocks(look), STYLES_OF_WORKERS)
 
 
 @fleet.command(epilog=example("phase fleet adopt", "phase fleet adopt --yes   # from a script"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from phases.status.fleet_view import FleetLook, FleetWatcher, WorkerView
     from phases.status.overview import Overview
 
-_STYLES = {**STYLES, "yes": "green", "no": "bold red", "?": "yellow"}
+STYLES_OF_WORKERS = {**STYLES, "yes": "green", "no": "bold red", "?": "yellow"}
 
 
 @click.command(epilog=example(
@@ -82,7 +82,7 @@ def _print(look: _Look, as_json: bool) -> None:
     if as_json:
         print_json(_json(seen, live))
         return
-    show_blocks(_blocks(seen, live), _STYLES)
+    show_blocks(_blocks(seen, live), STYLES_OF_WORKERS)
 
 
 def _watch(look: _Look, interval: float, as_json: bool) -> None:
@@ -114,7 +114,7 @@ def _drawn(seen: Overview, live: FleetLook | None, interval: float) -> Any:
     for block in _blocks(seen, live):
         style = " ".join(filter(None, ["bold" if block.bold else "", block.colour]))
         rows = [[harmless(cell) for cell in row] for row in block.rows]
-        parts.append(rich_table(block.columns, rows, _STYLES) if block.columns else Text(harmless(block.text), style=style))
+        parts.append(rich_table(block.columns, rows, STYLES_OF_WORKERS) if block.columns else Text(harmless(block.text), style=style))
     return Group(*parts)
 
 
@@ -172,10 +172,9 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
     blocks: list[Block] = []
     good, back = seen.last_good, seen.rolled_back
     if live and live.workers:
-        columns = ("worker", "runs", "kernel", "last good", "lease", "serving", "in service", "problem")
-        blocks += [line(""), Block(columns, tuple(_worker(row) for row in live.workers))]
-    if live and live.note and (live.workers or "has no fleet" not in live.note):
-        blocks.append(line(live.note, "yellow" if live.workers else ""))
+        blocks.append(line(""))
+    if live and (live.workers or "has no fleet" not in live.note):
+        blocks += fleet_blocks(live)
     if good:
         blocks.append(line(f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"))
     if back:
@@ -187,6 +186,13 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
         blocks.append(line(text, "" if back.verified else "red", bold=not back.verified))
     return blocks
+
+
+def fleet_blocks(live: FleetLook) -> list[Block]:
+    """The workers, and what could not be asked."""
+    columns = ("worker", "runs", "kernel", "last good", "lease", "serving", "in service", "problem")
+    table = [Block(columns, tuple(_worker(row) for row in live.workers))] if live.workers else []
+    return [*table, *([line(live.note, "yellow" if live.workers else "")] if live.note else [])]
 
 
 def _worker(row: WorkerView) -> tuple[str, ...]:

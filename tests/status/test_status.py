@@ -109,6 +109,7 @@ def test_a_fleet_that_hangs_or_is_gone_is_said_and_not_waited_for(repository, ph
     shown = phase("status", "--timeout", "1", timeout=30).stdout
     assert "waiting for review" in shown and "no answer in time" in shown
     assert phase.json("status", "--no-fleet")["fleet"] is None
+    assert {w["name"] for w in phase.json("fleet", "status", "--timeout", "1", timeout=30)["workers"]} == {"w1", "w2"}
 
 
 def test_an_embedded_fleet_that_never_was_is_not_made_by_looking(repository, phase, tmp_path):
@@ -119,6 +120,7 @@ def test_an_embedded_fleet_that_never_was_is_not_made_by_looking(repository, pha
 
 def test_a_playbook_without_fleet_says_nothing_of_one(phase):
     assert "fleet" not in phase("status").stdout
+    assert phase("fleet", "status").stdout == "This playbook has no fleet.\n"
 
 
 def _watching(repository, *arguments):
