@@ -22,7 +22,7 @@ from place import HostFault, Place, read_json, write_json
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 BYTES = {CANDIDATE: b"c", INCUMBENT: b"i"}
-FRESH_SECONDS = 5.0  # ranks touch their fact file every second; an older one belongs to a process that is gone or stuck
+FRESH_SECONDS = 10.0  # ranks touch their fact file every second; an older one belongs to a process that is gone or stuck
 POLL = 0.005
 
 
