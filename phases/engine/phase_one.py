@@ -43,6 +43,7 @@ def look_around(run: PhaseRun) -> Step:
         ledger_of(run.playbook).preflight()
         device = choose_device(run.settings)
         described = contract.describe(run.kernel, device)
+        _anchors(run)
         facts = described["facts"]
         for what, selection in (("parity", run.settings.parity), ("benchmark", run.settings.benchmark)):
             contract.select(described[what], selection.cases or None, what)  # a pattern without a case, before minutes of building
@@ -125,7 +126,7 @@ def write_report(run: PhaseRun) -> Step:
         look = context.facts[LOOK]["manifest"]
         plain = {key: value for key, value in look.items() if key != "skipped_architectures"}
         gathered = run.gathered(context)
-        results = dataclasses.replace(gathered, facts={**plain, **gathered.facts})
+        results = dataclasses.replace(gathered, facts={**plain, **gathered.facts, **_anchors(run)})
         shutil.rmtree(run.checkpoint_files, ignore_errors=True)
         run.checkpoint_files.mkdir(parents=True)
         write_json(run.checkpoint_files / RESULTS, results.to_json())
@@ -191,13 +192,22 @@ def _words(selection: CaseSelection, what: str) -> str:
     return f"{variants} on {'the chosen' if selection.cases else 'all'} {what} cases"
 
 
+def _anchors(run: PhaseRun) -> Facts:
+    """Times of other kernels that the playbook names, as a fact of the results. Raises UsageError when the file is none."""
+    from phases.report import anchors
+
+    named: Path | None = run.settings.anchors
+    return {anchors.FACT: anchors.read(run.playbook.path.parent / named)} if named else {}
+
+
 def _rendered(results: Results) -> dict[str, bytes]:
     """The table a person reads in a terminal, named after the kernel, and the plots."""
-    from phases.report import plots, tables
+    from phases.report import anchors, plots, tables
 
     title = f"{results.kernel} on {results.facts.get('gpu') or results.facts.get('cpu') or 'this machine'}"
     images = {"roofline.png": plots.achieved(results.benchmark, title), "speedup.png": plots.speedups(results.benchmark, title)}
-    return {f"{results.kernel}.txt": tables.report(results).encode(), **{name: data for name, data in images.items() if data}}
+    beside = anchors.by_case(results.facts.get(anchors.FACT, {}))
+    return {f"{results.kernel}.txt": tables.report(results, beside).encode(), **{name: data for name, data in images.items() if data}}
 
 
 def _failures(results: Results) -> str:

@@ -102,9 +102,9 @@ def _is_file(path: Path) -> bool:
 
 
 def _missing_files(node: Node, folder: Path, mistakes: Mistakes) -> None:
-    """Files and directories that a phase names, from the playbook's directory: `kernel`, `packages`, `prompts`."""
+    """Files and directories that a phase names, from the playbook's directory: `kernel`, `packages`, `prompts`, `anchors`."""
     for key, child in node.items():
-        named = [child] if key in ("kernel", "prompts") else child.elements() if key == "packages" else []
+        named = [child] if key in ("kernel", "prompts", "anchors") else child.elements() if key == "packages" else []
         for one in named:
             if one.kind == "text" and not _exists(folder / one.value):
                 mistakes.add(one, f"{one.path}: there is no {one.value} (looked for {folder / one.value})")

@@ -80,6 +80,7 @@ class BuildParitySettings:
     optional_architectures: tuple[str, ...] = setting((), help="built where a compiler for them is at hand, else recorded as skipped")
     parity: CaseSelection = setting(help="cases and variants that must be right", factory=CaseSelection)
     benchmark: TimedSelection = setting(help="cases and variants that are timed", factory=TimedSelection)
+    anchors: Path | None = setting(None, help="JSON file with times of other kernels to show beside ours: {about, recorded, rows: [{case, microseconds: {name: us}}]}")
     free_disk_mib: int = setting(500, help="stop before building when less disk space than this is free", at_least=0)
 
     def check(self, node: Node, mistakes: Mistakes) -> None:

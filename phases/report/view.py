@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.errors import UsageError
 from phases.gates.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
+from phases.report import anchors
+from phases.report.anchors import Anchor
 from phases.results import Results
 
 if TYPE_CHECKING:
@@ -39,16 +40,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """Another kernel's time on one of our cases, to show beside ours. `recorded`: elsewhere or earlier, not in this run."""
-
-    case: str  # the case's key
-    name: str
-    seconds: float
-    recorded: bool
-
-
-@dataclass(frozen=True)
 class ReportView:
     """One checkpoint as a reviewer sees it."""
 
@@ -63,7 +54,7 @@ class ReportView:
     review: str = ""
     approvals: tuple[Approval, ...] = ()
     change: Change | None = None
-    anchors: tuple[Anchor, ...] = ()
+    anchors: tuple[Anchor, ...] = ()  # other kernels' times
     anchors_about: str = ""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -117,34 +108,25 @@ def view_of_draft(ledger: Ledger, draft: Draft, author: str) -> ReportView:
 
 
 def with_anchors(view: ReportView, path: Path) -> ReportView:
-    """The view with times of other kernels from a JSON file: {"about", "recorded", "rows": [{"case", "microseconds": {name: us}}]}.
-
-    Raises:
-        UsageError: the file is not that.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        made = tuple(
-            Anchor(row["case"], str(name), float(us) * 1e-6, bool(data.get("recorded", True)))
-            for row in data["rows"] if "case" in row for name, us in row["microseconds"].items()
-        )  # fmt: skip
-        if any(not 0 < anchor.seconds < 1e6 for anchor in made):
-            raise ValueError("a time is not positive")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise UsageError(f"{path} holds no times of other kernels: {fault!r}.", hint="See `phase report --help` for its form.") from None
-    return dataclasses.replace(view, anchors=made, anchors_about=str(data.get("about", "")))
+    """The view with times of other kernels from a file instead of those recorded with it. Raises UsageError."""
+    fact = anchors.read(path)
+    return dataclasses.replace(view, anchors=anchors.anchors_of(fact), anchors_about=fact["about"])
 
 
 def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:
     tables = {name: data.decode(errors="replace") for name, data in sorted(files.items()) if name.endswith(TABLE_SUFFIX)}
+    results = Results.from_json(json.loads(files[cp.RESULTS]))
+    beside = results.facts.get(anchors.FACT, {})
     return ReportView(
         title=title,
         phase=manifest["phase"],
         kernel=manifest["kernel"],
         gate=GateOutcome.from_json(json.loads(files[cp.GATE])),
-        results=Results.from_json(json.loads(files[cp.RESULTS])),
+        results=results,
         manifest=manifest,
         tables=tables,
+        anchors=anchors.anchors_of(beside),
+        anchors_about=beside.get("about", ""),
         provenance=json.loads(files.get(cp.PROVENANCE, b"{}")),
     )
 

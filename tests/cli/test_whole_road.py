@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # How fast depends on who else uses the machine: the rule is judged, but on a threshold nothing can miss.
 UNTIMED = ("at_least: 1.5", "at_least: 0.001")
-PLAYBOOK_EDIT = ("      seconds: 1          # time spent on each case and variant", "      seconds: 0.2\n      cases: ['4096x64']")
+PLAYBOOK_EDIT = ("      seconds: 1          # time spent on each case and variant", "      seconds: 0.2\n      cases: ['4096x64']\n    anchors: rivals.json")
+RIVALS = {"about": "made up for this test", "rows": [{"case": "4096x64/float32", "microseconds": {"rival": 123.0}}]}
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def phase(tmp_path):
         assert edit[0] in text
         text = text.replace(*edit)
     playbook.write_text(text)
+    (directory / "rivals.json").write_text(json.dumps(RIVALS))
     return Phase(directory)
 
 
@@ -65,6 +67,8 @@ def test_the_whole_road(phase):
     shown = phase.json("gate", "review", "--html", "review.html")
     assert {rule["rule"]: rule["verdict"] for rule in shown["gate"]["rules"]} == {"parity": "PASS", "speedup": "PASS"}
     assert "<!doctype html>" in (phase.directory / "review.html").read_text()
+    for file in ("report.html", "fast_norm.txt"):  # other kernels' times that the playbook names stand beside ours
+        assert "rival" in phase("checkpoint", "show", "--file", file).stdout
     results = json.loads(phase("checkpoint", "show", "--file", "results.json").stdout)
     assert len(results["benchmark"]) == 2 and all(len(row["samples"]) >= 3 for row in results["benchmark"])
     assert "4096x64" in phase("checkpoint", "show").stdout

@@ -8,7 +8,7 @@ import pytest
 
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.report.page import render
-from phases.report.view import Anchor
+from phases.report.anchors import Anchor
 from phases.verdict import Verdict
 from tests.report.browser import Browser, find
 from tests.report.test_page import view

@@ -10,8 +10,10 @@ import pytest
 
 from phases.errors import UsageError
 from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.ledger import checkpoint as cp
+from phases.report.anchors import Anchor
 from phases.report.page import render
-from phases.report.view import Anchor, Change, ReportView, with_anchors
+from phases.report.view import Change, ReportView, _view, with_anchors
 from phases.results import BenchmarkRecord, Case, Measurement, Results
 from phases.verdict import Verdict
 
@@ -132,3 +134,12 @@ def test_a_slower_benchmark_and_a_changed_measurement_are_called() -> None:
                                  measurements=(Measurement("accept_length", 3.2, 3.0, 3.4, 50),))  # fmt: skip
     page = render(dataclasses.replace(one, results=slower))
     assert page.count("<td>slower</td>") == 2 and "accept_length" in page and "absent" in page
+
+
+def test_recorded_kernels_kept_in_the_results_are_on_the_page() -> None:
+    one = view()
+    key = one.results.benchmark[0].case.key
+    fact = {"about": "elsewhere", "recorded": True, "rows": [{"case": key, "microseconds": {"rival": 2000.0}}]}
+    files = {cp.GATE: cp.canonical_json(one.gate.to_json()), cp.RESULTS: cp.canonical_json(dataclasses.replace(one.results, facts={"anchors": fact}).to_json())}
+    made = _view("1", files, {**one.manifest, "kernel": "k", "phase": "build-parity"})
+    assert made.anchors == (Anchor(key, "rival", 2e-3, True),) and "elsewhere" in render(made)
