@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from phases.notify.message import Event
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
 
-_ENV = r"|[A-Za-z_][A-Za-z0-9_]*"
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class HookSettings:
 class WebhookSettings:
     """An address that gets each message as a JSON body by POST; its `text` is what Slack and Mattermost show."""
 
-    url: str = setting("", help="the address, where it is no secret", pattern=r"|https?://\S+")
-    url_env: str = setting("", help="environment variable that holds the address", pattern=_ENV)
-    url_file: Path | None = setting(None, help="file whose first line is the address")
-    token_env: str = setting("", help="environment variable that holds a token, sent as `Authorization: Bearer`", pattern=_ENV)
+    url: str = setting("", help="the address (http:// or https://), where it is no secret")
+    url_env: str = setting("", help="environment variable that holds the address")
+    url_file: Path | None = setting(None, help="file whose first line is the address; from the playbook's directory")
+    token_env: str = setting("", help="environment variable that holds a token, sent as `Authorization: Bearer`")
     token_file: Path | None = setting(None, help="file whose first line is that token")
     events: tuple[Event, ...] = setting((), help="which events; none: all")
     timeout: float = setting(10.0, help="time an attempt may take", duration=True, above=0, at_most=120)
@@ -57,15 +58,25 @@ class WebhookSettings:
             mistakes.add(node, f"{node.path}: give exactly one of url, url_env and url_file")
         if self.token_env and self.token_file is not None:
             mistakes.add(node, f"{node.path}: give one of token_env and token_file")
-        where = node.get("url") or node
-        try:
-            parts = urlsplit(self.url)
-            if parts.username or parts.password:
-                mistakes.add(where, f"{node.path}: a password does not belong into the playbook; use url_env or url_file")
-            elif self.url and not parts.hostname:
-                mistakes.add(where, f"{node.path}: the address names no host")
-        except ValueError:
-            mistakes.add(where, f"{node.path}: `url` is no address")
+        for key in ("url_env", "token_env"):
+            if (value := getattr(self, key)) and not _ENV.fullmatch(value):
+                mistakes.add(node.get(key) or node, f"{node.path}: `{key}` must be the name of an environment variable, which holds the secret itself")
+        if self.url_file is not None and ":/" in str(self.url_file):
+            mistakes.add(node.get("url_file") or node, f"{node.path}: `url_file` must be the path of a file, which holds the address itself")
+        if self.url and (problem := _address_problem(self.url)):
+            mistakes.add(node.get("url") or node, f"{node.path}: {problem}")
+
+
+def _address_problem(url: str) -> str:
+    """What is wrong with an address, without showing it: it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            return "a password does not belong into the playbook; use url_env or url_file"
+        fine = parts.scheme in ("http", "https") and parts.hostname and not any(char.isspace() for char in url)
+    except ValueError:
+        fine = False
+    return "" if fine else "`url` is no address that begins with http:// or https://"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class MetricsSettings:
     """State for Prometheus, written anew whenever a command changes it."""
 
-    textfile: Path = setting(help="a .prom file in the directory of node_exporter's textfile collector")
+    textfile: Path = setting(help="a .prom file in the directory of node_exporter's textfile collector; from the playbook's directory")
 
     def check(self, node: Any, mistakes: Any) -> None:
         if self.textfile.suffix != ".prom":

@@ -50,15 +50,16 @@ def test_a_good_section_is_read_and_the_schema_says_the_same(repository):
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("{url_env: A, url: 'http://h/'}", "exactly one of url, url_env and url_file"), ("{}", "exactly one of"), ("{url: 'ftp://h/'}", "of the form"),
+    ("{url_env: A, url: 'http://h/'}", "exactly one of url, url_env and url_file"), ("{}", "exactly one of"), ("{url: 'ftp://h/s3cret'}", "begins with http://"),
     ("{url: 'https://me:hunter2@h/x'}", "password does not belong"), ("{url: 'http://h/', events: [gate-wating]}", "did you mean 'gate-waiting'"),
-    ("{url_env: A, token_env: B, token_file: c}", "one of token_env and token_file"), ("{url_env: 'no name'}", "of the form"), ("{ulr: x}", "did you mean 'url'"),
+    ("{url_env: A, token_env: B, token_file: c}", "one of token_env and token_file"), ("{url_env: 'https://h/s3cret'}", "name of an environment variable"),
+    ("{url_file: 'https://h/s3cret'}", "path of a file"), ("{url: 'hooks.example.org/s3cret'}", "begins with http://"), ("{url_env: A, token_env: 's3 cret'}", "name of an environment variable"), ("{ulr: x}", "did you mean 'url'"),
 ])  # fmt: skip
 def test_mistakes_are_found_with_their_line(repository, line, words):
     path = _notify(repository, f"notify:\n  webhooks:\n    - {line}\n")
     with pytest.raises(PlaybookError) as caught:
         loader.load(path)
-    assert words in str(caught.value) and "playbook.yaml:6" in str(caught.value) and "hunter2@" not in str(caught.value)
+    assert words in str(caught.value) and "playbook.yaml:6" in str(caught.value) and not any(secret in str(caught.value) for secret in ("hunter2", "s3cret", "s3 cret"))
 
 
 def test_a_run_tells_its_gate_and_the_secret_stays_out_of_everything(repository, phase, receiver, monkeypatch):
