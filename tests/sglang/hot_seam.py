@@ -92,7 +92,17 @@ def eager_incumbent() -> dict:
     found["another backend"] = runner(SimpleNamespace()).can_run_graph(batch())
     compared = our_backend(Way.CANDIDATE, rate=1.0)
     found["compared step"] = runner(compared).can_run_graph(batch())
-    found["off"] = runner(our_backend(Way.OFF)).can_run_graph(batch())
+    off = our_backend(Way.OFF)
+    off.graphs.reason = "VERIFY_ATTN_HOT is off"
+    found["off"] = runner(off).can_run_graph(batch())
+    put(b"i")
+    off.control.follow()
+    found["off says"] = [off.hot()["able"], off.hot()["choice"], off.choice()]
+    ours.runner = SimpleNamespace(attn_backend=ours)
+    ours.control.follow()
+    found["switchable says"] = [ours.hot()["able"], ours.hot()["choice"], ours.hot()["graphs"]["way"]]
+    ours.runner.attn_backend = None
+    found["wrapped says"] = ours.hot()["reason"]
     return found
 
 

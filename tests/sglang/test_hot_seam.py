@@ -39,7 +39,8 @@ def test_sglang_has_the_places_that_are_hooked(report):
 def test_eager_incumbent(report):
     assert report["eager"] == {
         "variants": True, "candidate": True, "planned stays": True, "incumbent": False, "too large for any graph": False, "candidate again": True,
-        "another backend": True, "compared step": False, "off": True,
+        "another backend": True, "compared step": False, "off": True, "off says": [False, "candidate", "candidate"],
+        "switchable says": [True, "incumbent", "candidate"], "wrapped says": "SGLang wraps this backend in another one",
     }  # fmt: skip
 
 

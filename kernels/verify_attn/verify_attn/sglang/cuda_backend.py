@@ -22,7 +22,7 @@ from verify_attn import cuda
 from verify_attn.build import Built
 from verify_attn.problem import Problem, make_problem
 from verify_attn.sglang import NAME, graphs, publish
-from verify_attn.sglang.control import Control
+from verify_attn.sglang.control import CANDIDATE, Control
 from verify_attn.sglang.facts import INTERVAL, Counters
 from verify_attn.sglang.graphs import Way
 from verify_attn.sglang.identity import announce, hot_facts
@@ -97,15 +97,23 @@ class CudaBackend(TritonAttnBackend):
         return self.object.sha256 if self.object else ""
 
     def choice(self) -> str:
-        return self.control.choice
+        return self.control.choice if not self._fixed() else CANDIDATE
 
     def hot(self) -> dict:
+        reason = self._fixed()
+        found = {**hot_facts(self.control, reason), "graphs": self.graphs.facts()}
+        return {**found, "choice": CANDIDATE} if reason else found
+
+    def _fixed(self) -> str:
+        """Why captured graphs keep the candidate whatever the control says, or ""."""
         reason = self.graphs.reason
+        if not self.control.path:  # nothing to follow; its shadow, if it has one, is hooked by itself
+            return reason
         if not reason and self.graphs.captures and (missing := graphs.missing_hook(self.graphs.way)):
             reason = f"this SGLang has no {missing} to hook"
         if not reason and self.graphs.captures and getattr(self.runner, "attn_backend", self) is not self:
             reason = "SGLang wraps this backend in another one"
-        return {**hot_facts(self.control, reason), "graphs": self.graphs.facts()}
+        return reason
 
     # ---- deciding which kernel a forward runs ----
 
