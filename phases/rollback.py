@@ -114,7 +114,7 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
 
 def before_rollout(playbook: Playbook, production: Production) -> str:
     """Where to go when every host already runs its last-good release: to what the latest full rollout replaced."""
-    states = production.observe()
+    states = production.observe(router_needed=False)
     if half := _before_half_kept(states):
         return half
     if any(state.error or state.current != state.last_good or (state.lease and state.lease.active) for state in states):

@@ -19,7 +19,7 @@ from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_bac
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
-from phases.fleet.errors import HostLockedError
+from phases.fleet.errors import HostLockedError, RouterError
 from phases.fleet.locks import HostLock, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
@@ -108,9 +108,12 @@ class Production:
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
-    def observe(self) -> list[WorkerState]:
-        """Every worker, asked at the same time; what cannot be asked has an `error`."""
-        in_service = self.routed()
+    def observe(self, *, router_needed: bool = True) -> list[WorkerState]:
+        """Every worker, asked at the same time; what cannot be asked has an `error`.
+
+        Raises: RouterError when the router does not answer, unless it is not needed; then nobody is seen in service.
+        """
+        in_service = self.routed(needed=router_needed)
         found = self.fleet.each(lambda session: (read_inventory(session), read_lease(session)), deadline=60.0)
         with ThreadPoolExecutor(len(self.workers)) as pool:
             healthy = dict(zip(self.workers, pool.map(lambda host: self.client(host, 5.0).health(), self.workers), strict=True))
@@ -122,9 +125,15 @@ class Production:
         inventory, lease = result.value
         return WorkerState(host, inventory.current, inventory.last_good, lease, healthy, in_service)
 
-    def routed(self) -> set[str]:
-        """URLs of the workers the router sends requests to."""
-        return {worker.url for worker in self.router.workers() if worker.healthy}
+    def routed(self, *, needed: bool = True) -> set[str]:
+        """URLs of the workers the router sends requests to; nobody where it does not answer and is not needed."""
+        try:
+            return {worker.url for worker in self.router.workers() if worker.healthy}
+        except RouterError as fault:
+            if needed:
+                raise
+            self.progress(f"{fault.message} Going on without it.")
+            return set()
 
     def client(self, host: Host, timeout: float | None = None) -> Client:
         return Client(host.url, host.name, timeout or self.settings.server.request_timeout)
@@ -231,7 +240,10 @@ class Production:
         """Put one worker back on its last-good release (or `target`) and into service; returns the digest it runs."""
         if self._renewer:
             self._renewer.drop(host.name)
-        self.take_out(host, min(5.0, self.fleet_settings.service.drain))
+        try:
+            self.take_out(host, min(5.0, self.fleet_settings.service.drain))
+        except RouterError as fault:  # the host can go back all the same; that it gets its traffic again is asked for below
+            self.progress(f"{host.name}: {fault.message} Its requests get the time of its stop.")
         session = self.fleet.session(host)
         driver, ready = self.driver(host), self.ready(host)
         now = switch_back(session, self.take_lock(session), driver, ready, target=target)

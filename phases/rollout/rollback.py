@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phases.errors import Exit, PhaseError
+from phases.fleet.errors import RouterError
 from phases.fleet.host import Host
 from phases.fleet.releases import NEVER
 from phases.rollout import hot
@@ -136,7 +137,7 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason)
     done = _fall_back_first(production, target, hot_done, timeline)
-    states = production.observe()
+    states = production.observe(router_needed=False)
     moved = [state for state in states if strayed(state, target)]
     if done and done.safe and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved)):
         left = {s.host.name: "on the incumbent's kernel; `phase rollback` restores it" for s in moved}
@@ -167,7 +168,10 @@ def _make_traffic_safe(production: Production, states: list[WorkerState], moved:
     room = len(in_service) - floor
     out = [s for s in moved if s.in_service][: max(room, 0)]
     for state in out:
-        production.router.remove(state.host.url)
+        try:
+            production.router.remove(state.host.url)
+        except RouterError as fault:  # the worker goes back all the same
+            production.progress(fault.message)
     if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
         timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=f"{len(out)} workers out of service")
     elif moved:
@@ -178,8 +182,11 @@ def _gone(production: Production, urls: list[str]) -> bool:
     """Whether the router itself says that none of these gets traffic any more."""
     until = production.clock.monotonic() + SAFE_SECONDS
     while production.clock.monotonic() < until:
-        if not set(urls) & production.routed():
-            return True
+        try:
+            if not set(urls) & production.routed():
+                return True
+        except RouterError:
+            return False  # not seen is not safe
         production.clock.sleep(0.2)
     return False
 
@@ -187,7 +194,7 @@ def _gone(production: Production, urls: list[str]) -> bool:
 def _restore(production: Production, states: list[WorkerState], moved: list[WorkerState], target: str, timeline: Timeline) -> dict[str, str]:
     """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
     failed: dict[str, str] = {}
-    still_in = production.routed()
+    still_in = production.routed(needed=False)
     out_now = [s.host for s in moved if s.host.url not in still_in]
     serving_moved = [s.host for s in moved if s.host.url in still_in]
     floor = production.settings.min_available.of(len(states))
@@ -236,7 +243,7 @@ def _record_as_good(production: Production, target: str) -> dict[str, str]:
 
 def _not_restored(production: Production, target: str) -> dict[str, str]:
     left = {}
-    for state in production.observe():
+    for state in production.observe(router_needed=False):
         goal = target or state.last_good
         if state.error:
             left[state.host.name] = state.error

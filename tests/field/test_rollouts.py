@@ -117,6 +117,21 @@ def test_rolling_back_what_never_moved_does_nothing(fleet: LightFleet) -> None:
     assert [(fleet.root(n) / "run" / "service.json").read_text() for n in range(1, 5)] == started  # no service was restarted
 
 
+def test_with_the_router_gone_a_rollback_still_restores_the_hosts_and_says_what_is_left(fleet: LightFleet) -> None:
+    fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"))
+    fleet.stop_router()
+    try:
+        done = fleet.phase("rollback", "--yes", "--json")
+        told = json.loads(done.stdout[done.stdout.index("{") :])
+        assert done.returncode == 8 and not told["rollback"]["verified"], done.stdout
+        assert not [event for event in told["rollback"]["timeline"] if event["event"] == "traffic safe"]  # not seen is not safe
+        links = {(fleet.root(number) / "current").resolve().name for number in range(1, 5)}
+        assert links == {fleet.digests["incumbent"]}
+    finally:
+        fleet.start_router()
+    assert fleet.phase("rollback", "--yes").returncode == 0 and on_the_incumbent(fleet)  # and puts all into service again
+
+
 @pytest.mark.parametrize(("budget", "code"), [(0, 7), (1, 0)])
 def test_one_bad_host_counts_against_the_fleets_budget(fleet: LightFleet, budget: int, code: int) -> None:
     fleet.configure(budget=budget)

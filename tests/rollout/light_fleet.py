@@ -149,7 +149,7 @@ class LightFleet(Driven):
     def up(self) -> LightFleet:
         """Everything started: sshd, router, each worker on the incumbent as its last-good release, all in service."""
         self.prepare()
-        self._start_router()
+        self.start_router()
         with self.production() as production:
             made = fleet_releases(production.settings, self.kernel, environment_facts(production.settings.server, print), print)
             self.digests = {side: bundle.digest for side, bundle in made.items()}
@@ -159,6 +159,12 @@ class LightFleet(Driven):
                 first_release(session, production.take_lock(session), production.driver(host), made["incumbent"].digest, production.ready(host))
                 production.put_in(host)
         return self
+
+    def stop_router(self) -> None:
+        """End it at once, as a crash would; `start_router` brings it back on the same port, knowing no worker."""
+        assert self.router
+        os.killpg(self.router.pid, signal.SIGKILL)
+        self.router.wait(10)
 
     def close(self) -> None:
         for number in range(1, self.count + 1):
@@ -251,7 +257,7 @@ class LightFleet(Driven):
 
     # -- pieces ----------------------------------------------------------------------------------------------------------------
 
-    def _start_router(self) -> None:
+    def start_router(self) -> None:
         argv = [router_python(self.directory), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(self.router_port),
                 "--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *self.router_arguments]  # fmt: skip
         log = open(self.directory / "router.log", "wb")  # noqa: SIM115

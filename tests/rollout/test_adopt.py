@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.skipif(not
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[LightFleet]:
     fleet = LightFleet(tmp_path / "light", ssh=1, count=3).prepare()
-    fleet._start_router()
+    fleet.start_router()
     yield fleet
     fleet.close()
 
