@@ -59,7 +59,8 @@ def look_head(look: dict[str, Any]) -> str:
     counted = look.get("requests", {})
     total = sum(counted.values())
     share = f", {counted.get('canary', 0) / total:.0%} of {total:.0f} requests to the canary" if total else ""
-    return f"{arms}: {look['elapsed']:.0f} s of {look['bake']:.0f} s, at the latest {look['deadline']:.0f} s{share}"
+    latest = f", at the latest {look['deadline']:.0f} s" if look["deadline"] > look["bake"] else ""
+    return f"{arms}: {look['elapsed']:.0f} s of {look['bake']:.0f} s{latest}{share}"
 
 
 def look_row(row: dict[str, Any]) -> str:

@@ -10,16 +10,19 @@ from phases.fleet.host import Host
 from phases.rollout.settings import JudgeSettings
 
 
-def look_facts(elapsed: float, decisions: Sequence[Decision], settings: JudgeSettings, arms: Mapping[str, Sequence[Host]]) -> dict[str, Any]:
+def look_facts(elapsed: float, decisions: Sequence[Decision], settings: JudgeSettings, arms: Mapping[str, Sequence[Host]],
+               seconds: float | None = None) -> dict[str, Any]:  # fmt: skip
     """What a look found.
 
+    Args:
+        seconds: how long it goes on, where that is not as `settings` say (a soak).
     Returns:
         elapsed, bake, deadline: seconds. arms: names of the workers by arm. requests: answered so far by arm, as far as a test
         counts them. tests: a row each with name, unit, estimate, low, high, threshold, n and outcome.
     """
     counted = [{arm: row["requests"] for arm, row in decision.counts.items() if "requests" in row} for decision in decisions]
     return {
-        "elapsed": elapsed, "bake": settings.bake, "deadline": settings.deadline,
+        "elapsed": elapsed, "bake": settings.bake if seconds is None else seconds, "deadline": settings.deadline if seconds is None else seconds,
         "arms": {arm: [host.name for host in hosts] for arm, hosts in arms.items()},
         "requests": next((row for row in counted if row), {}),
         "tests": [

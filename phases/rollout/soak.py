@@ -11,6 +11,7 @@ from phases.errors import AnalysisError
 from phases.rollout.arms import kinds_of
 from phases.rollout.bake import Fault, Verdict
 from phases.rollout.metrics import as_scrape, reader
+from phases.rollout.looks import look_facts
 from phases.rollout.production import Production
 from phases.rollout.reference import Level, Recorder, against
 from phases.rollout.settings import JudgeSettings
@@ -45,7 +46,7 @@ class Soak:
             fault = self._scrape(recorder)
             elapsed = clock.now() - started
             decisions = against(self.reference, recorder.levels(), self.settings.metrics, self.settings.min_samples, clock.now())
-            self._note(elapsed, decisions)
+            self._note(elapsed, decisions, seconds)
             if fault or any(d.outcome is Outcome.FAIL for d in decisions):
                 return Verdict(Outcome.FAIL, tuple(decisions), self._looks, elapsed, fault, recorder.levels())
             if elapsed >= seconds:
@@ -72,9 +73,11 @@ class Soak:
         lost = self.production.lost_leases()
         return next((Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None)
 
-    def _note(self, elapsed: float, decisions: list[Decision]) -> None:
+    def _note(self, elapsed: float, decisions: list[Decision], seconds: float) -> None:
         for d in decisions:
             if d.estimate is not None:
                 self._looks.setdefault(f"{d.metric} {d.statistic}", []).append([round(elapsed, 1), d.estimate, d.low, d.high])
         told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f} {d.outcome.value}" for d in decisions if d.estimate is not None)
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
+        watched = [host for host in self.production.workers if host.name not in self.lost]
+        self.context.look(look_facts(elapsed, decisions, self.settings, {"all workers": watched}, seconds))

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from phases.analysis.decision import Decision, Outcome
-from phases.cli.live_view import RunningStep, look_row
+from phases.cli.live_view import RunningStep, look_head, look_row
 from phases.cli.watchers import Lines
 from phases.engine import live_state
 from phases.engine.live_state import Noting
@@ -65,6 +65,12 @@ def test_a_look_is_plain_json(look):
 
     assert json.loads(json.dumps(look)) == look
     assert look_row(look["tests"][0]).count("●") == 1
+
+
+def test_a_soak_has_one_arm_and_its_own_length():
+    judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=1800.0)
+    head = look_head(look_facts(5.0, [], judge, {"all workers": [_host(f"w{n}") for n in range(1, 7)]}, 50.0))
+    assert head == "all workers w1, w2, w3, w4 and 2 more: 5 s of 50 s"
 
 
 def test_a_run_can_be_looked_at_from_elsewhere_while_it_works(repository):
