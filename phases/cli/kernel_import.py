@@ -36,9 +36,7 @@ def import_(solution: Path, variant: str | None, role: str, device: str | None, 
     kernel = contract.load(playbook.kernel)
     parsed = Solution.from_json(bring_in.read_record(solution), str(solution))
     given = bring_in.read_record(definition_file) if definition_file else None
-    described = contract.describe(kernel, "cpu")
-    cases = [*described["parity"], *described["benchmark"]]
-    definition, covers_all = bring_in.definition_for(kernel, parsed.definition, given, str(definition_file), cases)
+    definition, covers_all = bring_in.definition_for(kernel, parsed.definition, given, str(definition_file))
     where = device or {"triton": "cuda", "cuda": "cuda", "cpp": "cpu"}.get(parsed.language, "any")
     name = variant or re.sub(r"\W+", "_", parsed.name.lower()).strip("_")
     made = bring_in.import_solution(kernel, parsed, definition, covers_all=covers_all, variant=name, role=role, device=where)

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from phases.errors import PhaseError
 from phases.export.schema import LANGUAGES, ExchangeError, Json, Solution, check_definition
 from phases.kernel import contract, solutions
 from phases.kernel.contract import Kernel
-from phases.kernel.definitions import collect
+from phases.kernel.definitions import every
 from phases.playbook.located import Mistakes, load as load_yaml
-from phases.results import Case
 
 _MOST_BYTES = 16 << 20
 SUPPORTED = tuple(name for name in LANGUAGES if name != "tilelang")
@@ -80,15 +78,13 @@ def import_solution(kernel: Kernel, solution: Solution, definition: Json, *, cov
     return Brought(variant, solution, directory, tuple(files), again=False)
 
 
-def definition_for(kernel: Kernel, name: str, given: Json | None, where: str, cases: Sequence[Case]) -> tuple[Json, bool]:
+def definition_for(kernel: Kernel, name: str, given: Json | None, where: str) -> tuple[Json, bool]:
     """The Definition called `name`, the kernel's own or the one given, and whether it covers every case.
 
     Raises:
         ExchangeError: it is not that one, or there is none.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        asked = collect(kernel, cases, Path(scratch))
-    own = {made.definition["name"]: made.definition for made in asked if made}
+    own = every(kernel)
     if name in own:
         return check_definition(own[name], f"{kernel.entry}: definition()"), False
     if given is None:

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from phases.engine.files import write_atomically
 from phases.export.schema import ExchangeError, Json, Solution, check_definition

@@ -54,32 +54,44 @@ def collect(kernel: Kernel, cases: Sequence[Case], folder: Path) -> list[CaseDef
     Raises:
         KernelContractError: the contract module does not keep its word, or died.
     """
+    found = _ask(kernel, {"cases": [case_json(case) for case in cases], "folder": str(folder)})
+    return [made and CaseDefinition(made["definition"], made["axes"], made["inputs"], made["stored"] and Path(made["stored"]), made["main"]) for made in found]
+
+
+def every(kernel: Kernel) -> dict[str, dict[str, Any]]:
+    """All Definitions of a kernel by name: of the cases in kernel.yaml and those its module has for the CPU and for CUDA.
+
+    Raises:
+        KernelContractError: as `collect`.
+    """
+    listed = [case_json(case) for case in (*kernel.parity_cases, *kernel.benchmark_cases)]
+    return {made["definition"]["name"]: made["definition"] for made in _ask(kernel, {"cases": listed, "folder": None}) if made}
+
+
+def _ask(kernel: Kernel, job: dict[str, Any]) -> list[Any]:
     from phases.kernel import process
 
-    found: list[CaseDefinition | None] = []
-
-    def listen(message: dict[str, Any]) -> None:
-        made = message["made"]
-        found.append(made and CaseDefinition(made["definition"], made["axes"], made["inputs"], made["stored"] and Path(made["stored"]), made["main"]))
-
-    job = {"op": "definitions", "kernel": to_json(kernel), "cases": [case_json(case) for case in cases], "folder": str(folder)}
-    death = process.run(job, listen)
+    found: list[Any] = []
+    death = process.run({"op": "definitions", "kernel": to_json(kernel), **job}, lambda message: found.append(message["made"]))
     if death:
         raise KernelContractError(f"{kernel.entry}: definition() {death.reason}.")
     return found
 
 
 def describe(job: dict[str, Any], channel: Channel) -> None:
-    """The worker's side of `collect`."""
+    """The worker's side: each case of the job; without a folder also every case of the module, and no tensor is kept."""
     from phases.kernel.entry import Entry
 
     entry = Entry(job["kernel"])
-    for number, case in enumerate(job["cases"]):
+    folder, cases = job["folder"], list(job["cases"])
+    if folder is None:
+        cases += [case for kind in ("parity", "benchmark") for device in ("cpu", "cuda") for case in entry.cases(kind, device)]
+    for number, case in enumerate(cases):
         made = entry.definition(case)
-        channel.send("definition", made=_plain(made, Path(job["folder"]) / f"{number}.safetensors", entry, case) if made else None)
+        channel.send("definition", made=_plain(made, folder and Path(folder) / f"{number}.safetensors", entry, case) if made else None)
 
 
-def _plain(made: dict[str, Any], file: Path, entry: Any, case: dict[str, Any]) -> dict[str, Any]:
+def _plain(made: dict[str, Any], file: Path | None, entry: Any, case: dict[str, Any]) -> dict[str, Any]:
     """The answer as JSON, its tensors in a file."""
     import torch
 
@@ -94,9 +106,9 @@ def _plain(made: dict[str, Any], file: Path, entry: Any, case: dict[str, Any]) -
             inputs[name] = {"type": "scalar", "value": value}
         else:
             raise entry.broken(f"definition() gives input {name!r} as {value!r}; give \"random\", a number or a tensor", case)
-    if tensors:
+    if tensors and file:
         file.write_bytes(safetensors(tensors))
-    return {"definition": made["definition"], "axes": made["axes"], "inputs": inputs, "stored": str(file) if tensors else None, "main": made.get("main", "")}
+    return {"definition": made["definition"], "axes": made["axes"], "inputs": inputs, "stored": str(file) if tensors and file else None, "main": made.get("main", "")}
 
 
 def safetensors(tensors: dict[str, Any]) -> bytes:

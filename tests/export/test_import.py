@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,8 @@ from phases.errors import KernelContractError
 from phases.export import bring_in
 from phases.export.schema import ExchangeError, Solution
 from phases.kernel import build, contract, parity, solutions
-from tests.export.kernels import case, in_place, repository, solution
+from phases.kernel.definitions import every
+from tests.export.kernels import in_place, repository, solution
 
 CASES = ["7x33"]
 VARIETIES = {
@@ -27,7 +29,7 @@ WRONG = {"wrong": "out of tolerance|error|off by", "raising": "no luck", "leavin
 
 @pytest.fixture(scope="module")
 def definition(tmp_path_factory):
-    return bring_in.definition_for(repository(tmp_path_factory.mktemp("one") / "norm"), "norm_float32", None, "", [case()])
+    return bring_in.definition_for(repository(tmp_path_factory.mktemp("one") / "norm"), "norm_float32", None, "")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_a_second_import_changes_nothing_and_another_under_the_name_is_refused(k
 
 def test_a_solution_of_something_else_is_refused(kernel, definition):
     with pytest.raises(ExchangeError, match="'gemm_n4096', which is no Definition of norm; it has norm_float32"):
-        bring_in.definition_for(kernel, "gemm_n4096", None, "", [case()])
+        bring_in.definition_for(kernel, "gemm_n4096", None, "")
     with pytest.raises(ExchangeError, match="written in tilelang"):
         bring(kernel, solution(spec={"language": "tilelang"}), definition)
 
@@ -116,7 +118,7 @@ def test_a_definition_from_a_file_gives_the_order_of_arguments(kernel, definitio
     given = {"name": "their_norm", "op_type": "norm", "axes": {"r": {"type": "var"}, "c": {"type": "var"}}, "reference": "def run(x):\n    return x\n",
              "inputs": {"x": {"shape": ["r", "c"], "dtype": "float32"}}, "outputs": {"y": {"shape": ["r", "c"], "dtype": "float32"}}}  # fmt: skip
     made = Solution.from_json(solution(definition="their_norm"), "given")
-    own, covers_all = bring_in.definition_for(kernel, "their_norm", given, "d.json", [case()])
+    own, covers_all = bring_in.definition_for(kernel, "their_norm", given, "d.json")
     bring_in.import_solution(kernel, made, own, covers_all=covers_all, variant="theirs", role="candidate", device="any")
     assert covers_all and parity.prove(contract.load(kernel.file), "cpu", ["theirs"], CASES)[0].ok
 
@@ -130,3 +132,9 @@ def test_a_failed_import_leaves_nothing_behind(kernel, definition):
     with pytest.raises(ExchangeError, match="not written as a block"):
         bring(inline, solution(), definition)
     assert kernel.file.read_text() == before and not (kernel.root / solutions.FOLDER / "theirs").exists()
+
+
+def test_definitions_of_cases_for_a_gpu_are_known_without_one():
+    """verify_attn's CUDA cases are of other heads and dtypes than its CPU cases."""
+    names = every(contract.load(Path(__file__).parent.parent.parent / "kernels" / "verify_attn"))
+    assert {"mla_verify_tree_h8_ckv512_kpe64_ps1_bfloat16", "mla_verify_tree_h64_ckv512_kpe64_ps1_float32"} <= set(names)
