@@ -108,9 +108,11 @@ def sweep(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Bo
     if then == "resume":
         begun = time.monotonic()
         done = chain(fleet, phase, where, seen, timeout=timeout)
-        left = fleet.not_converged(goal)
-        print(f"  ended with exit {done.returncode} after {time.monotonic() - begun:.0f} s: {'all on one release' if not left else left}", flush=True)
-        return well and done.returncode == 0 and not left
+        back = done.returncode == 7  # a lease may run out between a kill and what follows it: then the run goes back, and says so
+        left = fleet.not_converged(digests["incumbent"] if back else goal)
+        ended = f"all on the {'incumbent' if back or goal == digests['incumbent'] else 'candidate'}" if not left else str(left)
+        print(f"  ended with exit {done.returncode} after {time.monotonic() - begun:.0f} s: {ended}", flush=True)
+        return well and done.returncode in (0, 7) and not left
     for boundary in where:
         killed = fleet.phase("run", phase, "--yes", kill=boundary, timeout=timeout)
         assert killed.returncode == -9, killed.stdout

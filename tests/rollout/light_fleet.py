@@ -122,7 +122,7 @@ class LightFleet(Driven):
     directory: Path
     ssh: int = 2
     count: int = 4
-    lease: float = 8.0
+    lease: float = 20.0
     router_arguments: tuple[str, ...] = ("--policy", "round_robin")
     sshd: SshFleet | None = None
     router: subprocess.Popen[bytes] | None = None
