@@ -34,6 +34,9 @@ STEPS = {
 }
 
 
+QUIET = (FLEET, PUSH, REPORT, LEAVE, JUDGE)
+
+
 class Driven:
     """A repository with a playbook, `phase` on it, and what is observed of its fleet."""
 
@@ -98,13 +101,16 @@ def boundaries(phase: str, *, every: bool) -> list[Boundary]:
     """Where to kill, in the order in which a run comes by.
 
     Around each record there are two instants, before and after it is on disk. What lies between the end of one step and the
-    beginning of the next is one state in three instants; without `every` it is taken once.
+    beginning of the next is one state in three instants; without `every` it is taken once, and of steps that change nothing out
+    there only the end of their work.
     """
     found: list[Boundary] = [("run-started", "", "after")] if every else []
     for step in STEPS[phase]:
         if every:
             found += [("step-started", step, "before"), ("step-started", step, "after")]
-        found += [("step-finished", step, "before"), ("step-finished", step, "after")]
+        found.append(("step-finished", step, "before"))
+        if every or step not in QUIET:
+            found.append(("step-finished", step, "after"))
     return found + ([("run-finished", "", "before"), ("run-finished", "", "after")] if every else [("run-finished", "", "before")])
 
 
