@@ -7,6 +7,7 @@ and runs with the rights of whoever runs the worker, as the kernel's own code do
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import json
@@ -57,10 +58,11 @@ class Imported:
         """Call it: outputs are written in place, or what it returns is copied into them."""
         made = [outputs[name] for name in self.outputs]
         given = [inputs[name] for name in self.inputs]
+        function = self._function
+        with self._modules:
+            returned = function(*given, *made) if self.solution.in_place else function(*given)
         if self.solution.in_place:
-            self._function(*given, *made)
             return
-        returned = self._function(*given)
         if isinstance(returned, dict):
             returned = [returned[name] for name in self.outputs]
         returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
@@ -90,12 +92,21 @@ class Imported:
             raise RuntimeError(f"{file} has no function {symbol}")
         return function  # type: ignore[no-any-return]
 
+    @cached_property
+    def _modules(self) -> OwnModules:
+        return OwnModules(absolute_names(self.solution.sources))
+
     def _python(self, file: str) -> Any:
         """The entry file as a module of a package of its own, so that its relative imports work and no name collides."""
         package = types.ModuleType(f"phasegate_solution_{self.solution.sha256[:16]}")
         package.__path__ = [str(self.directory / SOURCES)]
         sys.modules[package.__name__] = package
-        return importlib.import_module(".".join([package.__name__, *PurePosixPath(file).with_suffix("").parts]))
+        path = list(sys.path)
+        try:
+            with self._modules:
+                return importlib.import_module(".".join([package.__name__, *PurePosixPath(file).with_suffix("").parts]))
+        finally:
+            sys.path[:] = path  # what it put there served its own modules, which stay loaded
 
     def _compiled(self) -> Any:
         name, where = f"solution_{self.solution.sha256[:16]}", _cache() / self.solution.sha256[:32]
@@ -114,6 +125,57 @@ class Imported:
             raise RuntimeError("its binding is tvm-ffi: `pip install apache-tvm-ffi` into this Python") from None
         built = tvm_ffi.cpp.build(name=name, cpp_files=files[_CPP], cuda_files=files[_CUDA], extra_include_paths=include, build_directory=str(where))
         return tvm_ffi.load_module(built)
+
+
+class OwnModules:
+    """Modules of certain names as one Solution has them, put in place while its code runs.
+
+    An exported kernel brings a package of the kernel's own name; without this it would find the one that is loaded already, and
+    what was proved and timed would not be what was imported. Costs nothing where there are no such names.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self._mine: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}
+        self._count = -1
+
+    def __enter__(self) -> None:
+        if self.names:
+            self._others = self._swap(self._others, self._mine)
+
+    def __exit__(self, *_: object) -> None:
+        if self.names:
+            self._mine = self._swap(self._mine, self._others)
+
+    def _swap(self, known: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+        """Take out the modules of our names, put in `wanted`. They are looked for anew only when modules came or went since."""
+        expected = self._count + len(known)
+        names = list(known) if len(sys.modules) == expected else [name for name in sys.modules if name.partition(".")[0] in self.names]
+        taken = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+        self._count = len(sys.modules)  # of all other names
+        sys.modules.update(wanted)
+        return taken
+
+
+def absolute_names(sources: dict[str, str]) -> frozenset[str]:
+    """Top-level names among the sources that some of them import absolutely."""
+    own = {PurePosixPath(path).with_suffix("").parts[0] for path in sources if path.endswith(".py")}
+    found: set[str] = set()
+    for path, text in sources.items():
+        for node in ast.walk(_parsed(text)) if path.endswith(".py") else ():
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                found.add(node.module.partition(".")[0])
+    return frozenset(own & found)
+
+
+def _parsed(text: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):  # told when it is imported
+        return ast.Module([], [])
 
 
 def load(variant: str, directory: Path, sha256: str) -> Imported:

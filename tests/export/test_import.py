@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from phases.errors import KernelContractError
 from phases.export import bring_in
 from phases.export.schema import ExchangeError, Solution
+from phases.export.write import export as write
 from phases.kernel import build, contract, parity, solutions
 from phases.kernel.definitions import every
-from tests.export.kernels import in_place, repository, solution
+from phases.ledger.git import Git
+from tests.export.kernels import in_place, manifest, repository, results, solution
 
 CASES = ["7x33"]
 VARIETIES = {
@@ -138,3 +142,40 @@ def test_definitions_of_cases_for_a_gpu_are_known_without_one():
     """verify_attn's CUDA cases are of other heads and dtypes than its CPU cases."""
     names = every(contract.load(Path(__file__).parent.parent.parent / "kernels" / "verify_attn"))
     assert {"mla_verify_tree_h8_ckv512_kpe64_ps1_bfloat16", "mla_verify_tree_h64_ckv512_kpe64_ps1_float32"} <= set(names)
+
+
+def test_an_exported_solution_runs_its_own_code_beside_the_kernel_of_the_same_name(kernel, definition, tmp_path):
+    """The round trip: what comes back is what went out, whatever the kernel has become since."""
+    write(kernel, results(), manifest(kernel), Git(kernel.file.parent), tmp_path / "out")
+    (file,) = (tmp_path / "out/solutions/Ada").rglob("*.json")
+    made, _ = bring(kernel, bring_in.read_record(file), definition)
+    own = kernel.root / "norm" / "contract.py"
+    text = own.read_text()
+    assert "out=y)" in text
+    own.write_text(text.replace("out=y)", "out=y)\n    y.add_(1)"))  # the kernel's own variant is wrong from now on
+    found = {r.variant: r for r in parity.prove(contract.load(kernel.file), "cpu", ["vectorised", "theirs"], CASES)}
+    assert not found["vectorised"].ok and found["theirs"].ok, found["theirs"].reason
+    assert made.solution.to_json() == bring_in.read_record(file)
+
+
+def test_modules_of_one_name_are_kept_apart(monkeypatch):
+    outer, inner = types.ModuleType("twin"), types.ModuleType("twin")
+    monkeypatch.setitem(sys.modules, "twin", outer)
+    own = solutions.OwnModules(frozenset({"twin"}))
+    with own:
+        assert "twin" not in sys.modules
+        sys.modules["twin"], sys.modules["twin.part"] = inner, inner
+    assert sys.modules["twin"] is outer and "twin.part" not in sys.modules
+    for late in (False, True):
+        with own:
+            assert sys.modules["twin"] is inner and sys.modules["twin.part"] is inner
+            if late:
+                sys.modules["twin.late"] = inner
+        assert sys.modules["twin"] is outer and "twin.late" not in sys.modules
+    with own:
+        assert sys.modules["twin.late"] is inner
+
+
+def test_names_imported_absolutely_are_found():
+    sources = {"main.py": "import sys\nimport pkg.deep as d\nfrom .other import x", "pkg/deep.py": "from torch import nn", "other.py": "x = 1", "k.cu": "import main"}
+    assert solutions.absolute_names(sources) == {"pkg"}
