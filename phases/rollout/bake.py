@@ -133,19 +133,11 @@ class Bake:
             decisions = self._look(now, now - started)
             if fault:
                 return self._end(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, decisions, now - started, fault)
-            outcome = self._outcome(decisions, now - started)
+            outcome = outcome_of(decisions, now - started, self.settings)
             if outcome is not Outcome.CONTINUE:
                 return self._end(outcome, decisions, now - started, None)
             next_look += self.settings.window
             self.clock.sleep(max(0.0, next_look - self.clock.now()))
-
-    def _outcome(self, decisions: Sequence[Decision], elapsed: float) -> Outcome:
-        if any(d.outcome is Outcome.FAIL for d in decisions):
-            return Outcome.FAIL
-        found = {d.outcome for d in decisions if d.metric != "4xx"}  # the users' own mistakes may leave that one open for ever
-        if elapsed >= self.settings.deadline:
-            return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
-        return Outcome.PASS if found == {Outcome.PASS} and elapsed >= self.settings.bake else Outcome.CONTINUE
 
     def _scrape(self) -> Fault | None:
         """Scrape all at the same moment; a worker of an arm that stays silent for three windows is a fault."""
@@ -205,6 +197,16 @@ class Bake:
 
     def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
         return Verdict(outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests))
+
+
+def outcome_of(decisions: Sequence[Decision], elapsed: float, settings: JudgeSettings) -> Outcome:
+    """Where a bake stands: one test that fails is enough, a pass needs all of them and the whole bake, the deadline ends it."""
+    if any(d.outcome is Outcome.FAIL for d in decisions):
+        return Outcome.FAIL
+    found = {d.outcome for d in decisions if d.metric != "4xx"}  # the users' own mistakes may leave that one open for ever
+    if elapsed >= settings.deadline:
+        return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
+    return Outcome.PASS if found == {Outcome.PASS} and elapsed >= settings.bake else Outcome.CONTINUE
 
 
 def _name(decision: Decision) -> str:

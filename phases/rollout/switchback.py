@@ -25,7 +25,7 @@ from phases.analysis.scrape import RESPONSES, Labels, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.engine.steps import Clock
 from phases.errors import AnalysisError
-from phases.rollout.bake import Fault, Look, Probes, Verdict
+from phases.rollout.bake import Fault, Look, Probes, Verdict, outcome_of
 from phases.rollout.hot import HotSwitch
 from phases.rollout.metrics import Read, as_scrape, read_metrics
 from phases.rollout.reference import Recorder
@@ -122,7 +122,7 @@ class Switchback:
                     return self._end(Outcome.FAIL if able else Outcome.INCONCLUSIVE, decisions, self.clock.now() - started, fault)
             elapsed = self.clock.now() - started
             decisions = self._look((block + 1) * self.turns.period, elapsed)
-            outcome = self._outcome(decisions, elapsed)
+            outcome = outcome_of(decisions, elapsed, self.settings)
             if outcome is not Outcome.CONTINUE:
                 return self._end(outcome, decisions, elapsed, None)
         raise AssertionError("blocks do not end")
@@ -208,14 +208,6 @@ class Switchback:
             self._looks.setdefault(f"{decision.metric} {decision.statistic}", []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
         self.on_look(elapsed, decisions)
         return decisions
-
-    def _outcome(self, decisions: Sequence[Decision], elapsed: float) -> Outcome:
-        found = {decision.outcome for decision in decisions}
-        if Outcome.FAIL in found:
-            return Outcome.FAIL
-        if elapsed >= self.settings.deadline:
-            return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
-        return Outcome.PASS if found == {Outcome.PASS} and elapsed >= self.settings.bake else Outcome.CONTINUE
 
     def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
         return Verdict(outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests))
