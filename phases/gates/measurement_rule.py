@@ -35,7 +35,7 @@ class MeasurementRule:
             raise ValueError(f"{len(found)} measurements are called {self.metric!r}")
         measured = found[0] if found else Measurement(self.metric, None, source="nothing recorded")
         quantity = Quantity("measurement", _interval(measured), measured.n, measured.unit, measured.source,
-                            {"metric": self.metric, **measured.detail})
+                            {**measured.detail, "metric": self.metric})
         missing = self._missing(measured)
         if missing:
             return absent(quantity, self.absent, missing, floor=self.at_least, ceiling=self.at_most)
