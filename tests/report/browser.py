@@ -22,8 +22,10 @@ def find() -> str | None:
     """A browser that is one; Ubuntu's /usr/bin/chromium-browser may be a stub that only asks for a snap."""
     for name in NAMES:
         path = shutil.which(name)
-        if path and "snap" not in Path(os.path.realpath(path)).read_bytes()[:4096].decode(errors="replace"):
-            return path
+        if path:
+            with open(path, "rb") as file:
+                if b"snap" not in file.read(4096):
+                    return path
     return None
 
 
