@@ -162,10 +162,13 @@ def test_zero_answer_on_a_ceiling_passes() -> None:
     assert rule(text).judge(results(measurements=(Measurement("errors_5xx", 3.0, n=100),))).verdict is Verdict.FAIL
 
 
-def test_the_worst_rule_decides_and_a_broken_one_is_an_error() -> None:
+def test_a_rule_is_called_by_the_measurement_it_names() -> None:
     said = Measurement("5xx_excess_rate", 0.0, 0.0, 0.01, n=900, detail={"metric": "5xx"})  # as a sequential test describes itself
     judged = rule("rule: measurement\nmetric: 5xx_excess_rate\nat_most: 0.05\n").judge(results(measurements=(said,)))
     assert judged.label == "5xx_excess_rate"
+
+
+def test_the_worst_rule_decides_and_a_broken_one_is_an_error() -> None:
     twice = results(parity=(parity(),), measurements=(Measurement("x", 1.0, n=1), Measurement("x", 2.0, n=1)))
     chosen = [rule("rule: parity"), rule("rule: measurement\nmetric: x\nat_least: 0")]
     outcome = judge("build-parity", chosen, twice)
