@@ -9,10 +9,11 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from phases.errors import PhaseError
 THREADS = "notify"  # names of the threads that deliver begin with it
 _RETRIED = {408, 425, 429, *range(500, 600)}
 _MAX_SECRET = 8192  # bytes of a url_file or token_file
+_MOST_HANGING = 4  # attempts at one address that are over for us and not yet for its server
 
 
 class DeliveryError(PhaseError):
@@ -139,6 +141,7 @@ class Webhook:
     settings: WebhookSettings
     base: Path
     environment: Mapping[str, str]
+    _attempts: list[threading.Thread] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -168,8 +171,8 @@ class Webhook:
         body = message.to_json()
         body["text"] = escaped(body["text"])
         try:
-            answer = requests.post(address, json=body, timeout=self.settings.timeout, allow_redirects=False, auth=_Bearer(token), stream=True)
-        except requests.Timeout:
+            answer = self._bounded(lambda: requests.post(address, json=body, timeout=self.settings.timeout, allow_redirects=False, auth=_Bearer(token), stream=True))
+        except (requests.Timeout, queue.Empty):
             raise DeliveryError(f"it did not answer within {self.settings.timeout:g} s.", again=True) from None
         except requests.exceptions.SSLError:
             raise DeliveryError("its certificate is not trusted.", again=False, hint="See REQUESTS_CA_BUNDLE.") from None
@@ -177,11 +180,37 @@ class Webhook:
             raise DeliveryError("no connection: refused, broken off, or an unknown host.", again=True) from None
         except (requests.RequestException, ValueError):  # ValueError: an address with a port of letters, say
             raise DeliveryError("its address is not one that can be sent to.", again=False) from None
+        except OSError:
+            raise DeliveryError("the file of trusted certificates is not there.", again=False, hint="See REQUESTS_CA_BUNDLE.") from None
         with answer:  # the body is not read: it might echo the address, and might never end
             _require_taken(answer.status_code, answer.headers.get("Retry-After", ""))
 
     def abandon(self) -> None:
         """Its socket has a timeout of its own, and its thread does not keep the process alive."""
+
+    def _bounded(self, post: Callable[[], Any]) -> Any:
+        """What `post` returns or raises, queue.Empty when it takes longer than the timeout.
+
+        The timeout of requests is that of one read, so that a server which sends a byte now and then, or a name that is looked up
+        for minutes, would keep an attempt going.
+        """
+        self._attempts = [thread for thread in self._attempts if thread.is_alive()]
+        if len(self._attempts) >= _MOST_HANGING:
+            raise DeliveryError(f"{_MOST_HANGING} earlier attempts still hang.", again=True)
+        ended: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def attempt() -> None:
+            try:
+                ended.put((post(), None))
+            except Exception as fault:  # noqa: BLE001 - raised again by who waits
+                ended.put((None, fault))
+
+        self._attempts.append(threading.Thread(target=attempt, name=f"{THREADS}-attempt", daemon=True))
+        self._attempts[-1].start()
+        answer, fault = ended.get(timeout=self.settings.timeout)
+        if fault:
+            raise fault
+        return answer
 
     def _address(self) -> str:
         settings = self.settings

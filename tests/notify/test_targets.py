@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -80,6 +81,42 @@ def test_a_server_that_never_answers_and_one_that_is_not_there(receiver, message
     with pytest.raises(DeliveryError, match="refused") as caught:
         _webhook(url=f"http://127.0.0.1:{port}/s3cret").deliver(message)
     assert caught.value.again and "s3cret" not in str(caught.value) and caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for_and_not_asked_without_end(message):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over, given = threading.Event(), _webhook(url=f"http://127.0.0.1:{server.getsockname()[1]}/s3cret", timeout=0.3)
+        reasons = []
+        drips = threading.Thread(target=_drip, args=(server, over))
+        drips.start()
+        for _ in range(5):
+            with pytest.raises(DeliveryError) as caught:
+                given.deliver(message)
+            reasons.append(caught.value.message)
+        over.set()
+        drips.join()
+    assert reasons == ["it did not answer within 0.3 s."] * 4 + ["4 earlier attempts still hang."]
+
+
+def _drip(server, over):
+    """Every read of the client succeeds in time, and its answer never ends."""
+    server.settimeout(0.02)
+    clients = []
+    while not over.wait(0.05):
+        with contextlib.suppress(TimeoutError):
+            clients.append(server.accept()[0])
+            clients[-1].sendall(b"HTTP/1.1 200 OK\r\n")
+        for client in clients:
+            client.sendall(b"X-More: 1\r\n")
+    for client in clients:
+        client.close()
+
+
+def test_certificates_that_are_not_there(message, monkeypatch, tmp_path):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "gone.pem"))
+    with pytest.raises(DeliveryError, match="certificates") as caught:
+        _webhook(url="https://127.0.0.1:9/s3cret").deliver(message)
+    assert not caught.value.again
 
 
 @pytest.mark.parametrize(("settings", "words"), [
