@@ -122,10 +122,12 @@ def test_certificates_that_are_not_there(message, monkeypatch, tmp_path):
 @pytest.mark.parametrize(("settings", "words"), [
     ({"url_env": "NOWHERE"}, "NOWHERE with its address is not set"), ({"url_file": Path("gone")}, "file gone .* cannot be read"),
     ({"url_env": "PLAIN"}, "is not one"), ({"url_env": "URL", "token_env": "NL"}, "characters that no token has"), ({"url_file": Path("empty")}, "is empty"),
+    ({"url_file": Path("pipe")}, "is empty"),
     ({"url_env": "PORT"}, "not one that can be sent to"),
 ])  # fmt: skip
 def test_what_is_missing_is_named_and_what_is_secret_is_not(message, tmp_path, settings, words):
     (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
     env = {"PLAIN": "s3cret", "URL": "http://127.0.0.1/s3cret", "NL": "s3\ncret", "PORT": "http://127.0.0.1:s3cret/"}
     with pytest.raises(DeliveryError, match=words) as caught:
         _webhook(tmp_path, env, **settings).deliver(message)
