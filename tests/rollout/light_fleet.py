@@ -107,7 +107,7 @@ phases:
       rules:
         - {{rule: measurement, metric: soak_passed, at_least: 1, absent: inconclusive}}
 """
-JUDGE = "{{metrics: [{{metric: e2e, quantile: 0.5, margin: 1.5}}], alpha: 0.2, window: 0.5, bake: 1, deadline: {deadline:g}, min_samples: 20, settle: 0, probes: {probes:g}, error_tolerance: 0.2}}"
+JUDGE = "{{metrics: [{{metric: e2e, quantile: 0.5, margin: 1.5}}], alpha: 0.2, window: 0.5, bake: 1, deadline: {deadline:g}, min_samples: 5, settle: 0, probes: {probes:g}, error_tolerance: 0.2}}"
 
 
 @dataclass
