@@ -3,6 +3,7 @@
     python tests/benchmarks/bench_hot.py forward            # the per-forward look at the control byte; seconds
     python tests/benchmarks/bench_hot.py switch             # a real fleet behind sshd: one worker of one rank, one of two; about 4 minutes
     python tests/benchmarks/bench_hot.py shadow             # what the shadow costs at 0, 1, 10 and 100 %; about 4 minutes
+    python tests/benchmarks/bench_hot.py shadow --steps     # the same for the backend alone, a minute
 
 `switch` runs `phase rollback --hot` itself, again and again, while requests stream in, and `--undo` in between. Its times are: the
 whole command from its start to its exit (Python, ssh logins and the checkpoint in the ledger included), and from the order to the
@@ -297,6 +298,17 @@ def shadow(directory: Path, requests: int) -> None:
         print(f"{float(rate):6.0%} {last['steps'] - first['steps']:7} of {steps:5} {attention * 1e3:21.3f} ms {statistics.median(seconds) * 1e3:9.1f} ms {last['worst']:14.2g}")
 
 
+def shadow_steps() -> None:
+    """The backend alone: verify steps with and without the comparison, in bfloat16 with 16 heads of DeepSeek's size and 4 layers."""
+    from phases.embedded.provision import ensure
+
+    python = ensure(progress=lambda line: None).python
+    environment = {**os.environ, "PYTHONPATH": str(TOP / "kernels/verify_attn"), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([str(python), str(Path(__file__).with_name("hot_shadow_steps.py"))], env=environment, capture_output=True, text=True, check=True)
+    for row in json.loads(done.stdout.splitlines()[-1]):
+        print(row)
+
+
 def _counters(client: Client) -> dict[str, float]:
     facts = next(entry for state in client.server_info()["internal_states"] for entry in state["verify_attn"])
     assert facts["shadow"]["tripped"] is None, facts["shadow"]
@@ -310,6 +322,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=60, help="switches over open sessions (switch)")
     parser.add_argument("--requests", type=int, default=60, help="for each rate (shadow)")
     parser.add_argument("--directory", type=Path, help="where hosts and repository are made; default: a temporary one")
+    parser.add_argument("--steps", action="store_true", help="the backend alone, without servers (shadow); a minute")
     parser.add_argument("--priority", type=int, default=0, help="nice value of toolkit, sshd and load; below 0 needs root (switch)")
     given = parser.parse_args()
     os.setpriority(os.PRIO_PROCESS, 0, given.priority)
@@ -319,6 +332,8 @@ def main() -> None:
             forward()
         elif given.what == "switch":
             switch(directory, given.rounds, given.repeats)
+        elif given.steps:
+            shadow_steps()
         else:
             shadow(directory, given.requests)
     finally:
