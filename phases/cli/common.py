@@ -106,11 +106,17 @@ def say(text: str, **style: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> None:
-    """A table: by rich in a terminal, in aligned plain columns otherwise. `styles` maps cell texts to rich styles."""
+    """A table: by rich in a terminal, in aligned plain columns otherwise. `styles` maps cell texts to rich styles.
+
+    What comes from others cannot move the cursor or change colours.
+    """
+    rows = [[harmless(str(cell)) for cell in row] for row in rows]
     if is_terminal():
         from rich.console import Console
 
-        Console().print(rich_table(columns, rows, styles))
+        from phases.cli.terminal_table import TerminalTable
+
+        Console().print(TerminalTable(columns, rows, styles))
         return
     lines = [line for row in [columns, *rows] for line in _wrapped(row)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
@@ -119,10 +125,10 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: di
 
 
 def show_blocks(blocks: Iterable[Block], styles: dict[str, str] | None = None) -> None:
-    """Tables and lines, one below the other. What comes from others cannot move the cursor or change colours."""
+    """Tables and lines, one below the other, harmless as well."""
     for block in blocks:
         if block.columns:
-            show_table(block.columns, [[harmless(cell) for cell in row] for row in block.rows], styles)
+            show_table(block.columns, block.rows, styles)
         else:
             say(harmless(block.text), fg=block.colour or None, bold=block.bold or None)
 
@@ -130,17 +136,6 @@ def show_blocks(blocks: Iterable[Block], styles: dict[str, str] | None = None) -
 def harmless(text: str) -> str:
     """The text without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> Any:
-    """The table of `show_table` for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text(str(cell), style=(styles or {}).get(str(cell), "")) for cell in row))
-    return table
 
 
 def _wrapped(row: Sequence[str], width: int = 56) -> list[tuple[str, ...]]:

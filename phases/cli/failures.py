@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -19,6 +20,9 @@ from phases.errors import Exit, PhaseError
 def run_and_exit(command: click.Command, arguments: list[str]) -> None:
     """Run a click command and leave the process with its exit code."""
     stop.install()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 shows ? where it has no such character
     try:
         code = _run(command, arguments)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import (
-    STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, rich_table, show_blocks, when,
+    STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when,
 )  # fmt: skip
 from phases.engine.clock import SystemClock, age
 from phases.report.blocks import Block, line
@@ -110,11 +110,13 @@ def _drawn(seen: Overview, live: FleetLook | None, interval: float) -> Any:
     from rich.console import Group
     from rich.text import Text
 
+    from phases.cli.terminal_table import TerminalTable
+
     parts: list[Any] = [Text(f"{seen.playbook.name}  {time.strftime('%H:%M:%S')}, every {interval:g} s, Ctrl-C ends\n", style="dim")]
     for block in _blocks(seen, live):
         style = " ".join(filter(None, ["bold" if block.bold else "", block.colour]))
         rows = [[harmless(cell) for cell in row] for row in block.rows]
-        parts.append(rich_table(block.columns, rows, STYLES_OF_WORKERS) if block.columns else Text(harmless(block.text), style=style))
+        parts.append(TerminalTable(block.columns, rows, STYLES_OF_WORKERS) if block.columns else Text(harmless(block.text), style=style))
     return Group(*parts)
 
 
