@@ -22,6 +22,7 @@ from phases.engine.files import write_json
 from phases.errors import ServingError
 from phases.fleet.bundle import Bundle
 from phases.fleet.deploy import first_release, push
+from phases.fleet.errors import ServiceError
 from phases.fleet.releases import NEVER
 from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, RouterKind, RouterSettings, ServiceSettings
 from phases.playbook.located import Mistakes, Node
@@ -136,7 +137,9 @@ def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, purge: bool 
 
 
 def _host(name: str, tp: int, root: Path, port: int) -> HostSettings:
-    variables = {"tp": str(tp), "mem": "0.1" if tp == 1 else "0.5", "bind": _binding(tp)}
+    # What a worker may take of the memory that was free when it began. Much more than it needs (its KV pool is capped by tokens):
+    # SGLang counts what others took meanwhile as its own, and gives up when little is left of a small share.
+    variables = {"tp": str(tp), "mem": "0.6", "bind": _binding(tp)}
     return HostSettings(
         name=name, address="local", root=str(root), port=port, python=sys.executable, labels={"tp": str(tp), "arch": "cpu"}, vars=variables,
     )  # fmt: skip
@@ -204,7 +207,10 @@ def _start_worker(production: Production, state: WorkerState, incumbent: Bundle,
     driver, ready = production.driver(state.host), production.ready(state.host)
     if state.current == NEVER:
         push(session, lock, incumbent)
-        first_release(session, lock, driver, incumbent.digest, ready)
+        try:
+            first_release(session, lock, driver, incumbent.digest, ready)
+        except ServiceError as fault:
+            raise ServiceError(fault.message, hint=f"Its last lines:\n{driver.logs(session, 15).strip()}", host=state.host.name) from None
     else:
         from phases.fleet.services import start, wait_ready
 
