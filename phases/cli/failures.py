@@ -20,15 +20,23 @@ from phases.errors import Exit, PhaseError
 def run_and_exit(command: click.Command, arguments: list[str]) -> None:
     """Run a click command and leave the process with its exit code."""
     stop.install()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 shows ? where it has no such character
+    _mend_streams()
     try:
         code = _run(command, arguments)
     except KeyboardInterrupt:
         stop.uninstall()
         code = _say("interrupted: nothing done so far is lost; give the command again (a run goes on with --resume).", Exit.OPERATIONAL, "--json" in arguments)
     _leave(code if isinstance(code, int) else 0)
+
+
+def _mend_streams() -> None:
+    """Let output be lost where nobody takes it, rather than fail a command."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us: no file may get its number, which children would write to
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 shows ? where it has no such character
 
 
 def _run(command: click.Command, arguments: list[str]) -> Any:

@@ -62,6 +62,8 @@ def write(path: Path, overview: Overview, look: FleetLook | None = None) -> None
     from prometheus_client import write_to_textfile
 
     try:
+        if path.exists() and not path.is_file():  # the new file would take the place of a device, /dev/stdout say
+            raise PhaseError(f"the metrics cannot be written: {path} is no ordinary file.", hint="Name a .prom file in the directory of node_exporter's textfile collector.")
         write_to_textfile(str(path), registry(overview, look))
     except OSError as fault:
         message, hint = explain(fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -110,6 +111,13 @@ def test_it_is_replaced_in_one_step(repository, tmp_path, monkeypatch):
     assert path.stat().st_ino != before and [p.name for p in tmp_path.glob("*.prom*")] == ["x.prom"]
     with pytest.raises(PhaseError, match="metrics cannot be written"):
         textfile.write(tmp_path / "nowhere" / "x.prom", _overview(repository))
+
+
+def test_nothing_but_a_file_is_replaced(repository, tmp_path):
+    os.mkfifo(tmp_path / "pipe.prom")  # as /dev/stdout is none; a superuser's rename would take a device's place
+    with pytest.raises(PhaseError, match="no ordinary file"):
+        textfile.write(tmp_path / "pipe.prom", _overview(repository))
+    assert (tmp_path / "pipe.prom").is_fifo() and len(list(tmp_path.glob("*pipe*"))) == 1
 
 
 def test_the_playbooks_setting_keeps_it_written(repository, phase):
