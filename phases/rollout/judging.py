@@ -156,6 +156,8 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
             return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
         if not _answers(production, host):
             return Fault(host.name, "it does not answer /health", incumbent=False)
+        if turns and (reason := production.tripped(host, ever=True)):
+            return Fault(host.name, reason, incumbent=False)
         if thorough and (reason := production.mixed(host, digest, kernel=not turns)):
             return Fault(host.name, reason, incumbent=False)
     for host in control:

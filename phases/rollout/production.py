@@ -160,13 +160,21 @@ class Production:
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
         return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""
 
-    def tripped(self, host: Host) -> str:
-        """Why a rank has fallen back by itself: its shadow saw outputs that differ. Empty when none has, or the host cannot be asked."""
+    def tripped(self, host: Host, *, ever: bool = False) -> str:
+        """Why a rank has fallen back by itself: its shadow saw outputs that differ. Empty when none has, or the host cannot be asked.
+
+        Args:
+            ever: also when it was told to go forwards again since.
+        """
         try:
-            found = next((entry for entry in self.rank_facts(host) if entry.get("hot", {}).get("tripped")), None)
+            facts = self.rank_facts(host)
         except FleetError:
             return ""
-        return f"rank {found['rank']} of {host.name} fell back by itself: {found['hot']['tripped']}" if found else ""
+        for entry in facts:
+            evidence = (entry.get("shadow") or {}).get("tripped") if ever else None
+            if why := entry.get("hot", {}).get("tripped") or (evidence and f"shadow: layer {evidence['layer']} differed by {evidence['frobenius']}"):
+                return f"rank {entry['rank']} of {host.name} fell back by itself: {why}"
+        return ""
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -291,7 +299,8 @@ class Production:
         self.agreements.append(found)
         if found.reason:
             raise ServingError(f"{found.reason}.", hint="The worker goes back; no user was served by it.", host=host.name)
-        self.progress(f"{host.name}: outputs agree with {found.teacher}'s: {found.error:.2g} nats a token apart over {found.n} tokens")
+        whose = "its own plain prefill's, since nobody runs the incumbent any more" if found.teacher == host.name else f"{found.teacher}'s"
+        self.progress(f"{host.name}: outputs agree with {whose}: {found.error:.2g} nats a token apart over {found.n} tokens")
 
     def adopt_leases(self) -> None:
         """Go on renewing the leases an earlier process of this run left active. Hosts that cannot be asked are left to go back."""

@@ -136,6 +136,8 @@ class Switchback:
 
     def _observe(self, arm: str, block: int) -> tuple[Fault | None, bool]:
         """One period: (what went wrong, whether the servers can be switched at all)."""
+        if fault := self.check():  # a rank that fell back by itself must be seen before it is told to go forwards
+            return fault, True
         switched = self.switch(arm)
         if not switched.safe:
             host, why = next(iter(switched.missing.items()), ("the fleet", "no server was switched"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from phases.analysis.decision import Outcome
 from phases.engine.clock import SystemClock
 from phases.engine.steps import StepContext
 from phases.fleet.deploy import first_release, push
@@ -22,11 +23,14 @@ from phases.fleet.router import RoutedWorker
 from phases.fleet.session import op
 from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
 from phases.results import Results
-from phases.rollout import hot
+from phases.rollout import hot, judging
+from phases.rollout.arms import Arms
 from phases.rollout.production import Production
 from phases.rollout.report import table
 from phases.rollout.rollback import Rollback, roll_back, safe_only
-from phases.rollout.settings import Amount, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings
+from phases.rollout.settings import (
+    Amount, CanarySettings, Design, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings, SwitchbackSettings,
+)  # fmt: skip
 from phases.rollout.soak import Soak
 from phases.serving.settings import SideSettings
 from tests.fleet.sshfleet import end_processes_of, free_port
@@ -212,6 +216,31 @@ def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
         broken.do = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("gone"))
         done = hot.fall_back(production)
     assert not done.safe and "gone" in done.missing["w2"] and small.byte("w1") == b"i"
+
+
+def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
+    said: list[str] = []
+    with small.production(wait=10) as production:
+        context = StepContext(small.directory, {}, said.append, production.clock)
+        judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0)
+        settings = CanarySettings(judge, design=Design.SWITCHBACK, turns=SwitchbackSettings(period=1.0, washout=0.2, seed=2))
+        canary = (production.fleet["w1"],)
+        verdict = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
+        assert verdict.fault is None and verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds >= 4  # too few samples to tell
+        canary_requests, control_requests = verdict.requests["canary"], verdict.requests["control"]
+        assert canary_requests > 50 and 0.5 < canary_requests / control_requests < 2
+        assert judging.share_row(verdict, Arms(canary, (), production.workers[1:])).estimate == pytest.approx(1, abs=0.34)
+        switched = [entry["to"] for entry in audit(small, "w1") if entry["event"] == "control"]
+        assert len(switched) >= 2 and set(switched) <= {"candidate", "incumbent"} and small.byte("w3") == b"c"
+        (small.directory / "w1" / "trip-1").touch()
+        eventually(lambda: production.tripped(canary[0]))
+        again = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
+    assert again.outcome is Outcome.FAIL and "fell back by itself: shadow: layer 1 differs" in again.reason  # not lost to the next turn
+    assert any("e2e p50" in line for line in said)
+
+
+def audit(small: Small, name: str) -> list[dict]:
+    return [json.loads(line) for line in (small.directory / name / "audit.log").read_text().splitlines()]
 
 
 PLAYBOOK = """\
