@@ -156,6 +156,8 @@ def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) 
             click.echo(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
     if code is Exit.WAITING_FOR_REVIEW:
         click.echo(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
+    if playbook.sections.get("embedded_fleet") and any(playbook.phase(outcome.phase).kind.changes_production for outcome in outcomes):
+        click.echo(f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it.")
     if code is Exit.PASSED and not outcomes:
         click.echo("Every phase has passed; nothing to do.")
         _say_rolled_back(playbook)
