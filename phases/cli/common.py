@@ -92,8 +92,8 @@ def print_json(value: Any) -> None:
 
 
 def note(line: str) -> None:
-    """One line for people on stderr, so that stdout stays clean for results."""
-    click.echo(line, err=True)
+    """A line for people on stderr, so that stdout stays clean for results."""
+    click.echo(harmless_lines(line), err=True)
 
 
 def is_terminal() -> bool:
@@ -136,6 +136,10 @@ def show_blocks(blocks: Iterable[Block], styles: dict[str, str] | None = None) -
 def harmless(text: str) -> str:
     """The text without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def harmless_lines(text: str) -> str:
+    return "\n".join(map(harmless, text.split("\n")))
 
 
 def _wrapped(row: Sequence[str], width: int = 56) -> list[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from phases.cli.common import harmless_lines
 from phases.engine import stop
 from phases.errors import Exit, PhaseError
 
@@ -74,7 +75,7 @@ def report(fault: BaseException, as_json: bool) -> int:
 
 def _say(text: str, code: int, as_json: bool, more: dict[str, Any] | None = None) -> int:
     with contextlib.suppress(OSError):  # whoever read it may be gone
-        print(text, file=sys.stderr)
+        print(harmless_lines(text), file=sys.stderr)
         if as_json:
             value: dict[str, Any] = {"error": text, "exit": int(code), **(more or {})}
             print(json.dumps(value), flush=True)

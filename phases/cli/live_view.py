@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from phases.cli.common import harmless
 from phases.report.strips import strip
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class RunningStep:
     def say(self, line: str) -> None:
         """One more message; a look's own line is left out, since the table tells it better."""
         if not is_look(line):
-            self.lines.append(line)
+            self.lines.append(harmless(line))
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from phases.cli.common import harmless, is_terminal
 from phases.cli.live_view import RunningStep
 from phases.engine.runner import Interrupted, Watcher
 from phases.engine.steps import Facts, Step
@@ -15,8 +16,6 @@ from phases.errors import Exit
 
 def watcher(as_json: bool) -> Watcher:
     """The watcher for this process's output: live on a terminal, lines on stderr with --json, lines on stdout otherwise."""
-    from phases.cli.common import is_terminal
-
     if as_json:
         return Lines(sys.stderr)
     return Live() if is_terminal() else Lines(sys.stdout)
@@ -31,7 +30,7 @@ class Lines:
     def _print(self, line: str) -> None:
         """Whoever read along may have gone (`| head`), or the log's disk be full; the run goes on without them."""
         with contextlib.suppress(OSError, ValueError):
-            print(line, file=self.out, flush=True)
+            print(harmless(line), file=self.out, flush=True)
 
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)

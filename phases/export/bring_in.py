@@ -43,6 +43,8 @@ def read_record(path: Path) -> Json:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise ExchangeError(f"{path} cannot be read as JSON: {fault}.") from None
+    except RecursionError:
+        raise ExchangeError(f"{path} cannot be read as JSON: it is nested too deep.") from None
     if not isinstance(data, dict):
         raise ExchangeError(f"{path} holds no JSON object.", hint="Give the .json file of one record.")
     return data

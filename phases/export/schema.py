@@ -22,6 +22,8 @@ DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1", "int64", "int32", "int16", "int8", "bool",
 )  # fmt: skip
 
+_TOLD = 12  # faults of a record in one message
+
 Json = dict[str, Any]
 
 
@@ -121,7 +123,7 @@ def check_definition(data: Any, where: str) -> Json:
             _check_tensor(name, tensor, axes, faults)
     faults.need(not set(inputs) & set(outputs), f"inputs and outputs share names: {', '.join(sorted(set(inputs) & set(outputs)))}")
     _check_reference(data.get("reference"), faults)
-    for constraint in data.get("constraints") or ():
+    for constraint in faults.texts(data, "constraints"):
         faults.need(_parses(constraint, "eval"), f"constraint {constraint!r} is no Python expression")
     faults.raise_if_any()
     return data
@@ -149,12 +151,12 @@ class _Faults:
 
     def text(self, data: Mapping[str, Any], key: str) -> str:
         value = data.get(key)
-        self.need(isinstance(value, str) and value != "", f"`{key}` must be a text that is not empty")
+        self.need(isinstance(value, str) and value != "" and _encodable(value), f"`{key}` must be a text that is not empty")
         return value if isinstance(value, str) else ""
 
     def texts(self, data: Mapping[str, Any], key: str) -> tuple[str, ...]:
         value = data.get(key) or []
-        good = isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+        good = isinstance(value, list) and all(isinstance(item, str) and item and _encodable(item) for item in value)
         self.need(good, f"`{key}` must be a list of texts")
         return tuple(value) if good else ()
 
@@ -165,7 +167,9 @@ class _Faults:
 
     def raise_if_any(self) -> None:
         if self.found:
-            raise ExchangeError(f"{self.where}: {'; '.join(self.found)}.", hint="The schema: https://bench.flashinfer.ai/docs.")
+            told = list(dict.fromkeys(self.found))
+            more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+            raise ExchangeError(f"{self.where}: {'; '.join(told[:_TOLD])}{more}.", hint="The schema: https://bench.flashinfer.ai/docs.")
 
 
 def _sources(given: Any, faults: _Faults) -> dict[str, str]:
@@ -178,14 +182,27 @@ def _sources(given: Any, faults: _Faults) -> dict[str, str]:
             continue
         faults.need(_confined(path), f"source path {path!r} must be relative, plain and without `..`")
         faults.need(path not in found, f"source path {path!r} is given twice")
+        faults.need(_encodable(text), f"the content of {path!r} is no text that UTF-8 can write")
         found[path] = text
+    both = [str(above) for path in found for above in PurePosixPath(path).parents if str(above) in found]
+    faults.need(not both, f"source path {both[0] if both else ''!r} is a file and a directory")
     return found
+
+
+def _encodable(text: str) -> bool:
+    """JSON may hold halves of characters ("\\ud800"), which no file can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _confined(path: str) -> bool:
     """Whether it stays below the directory it is written to, on any file system."""
     pure = PurePosixPath(path)
     plain = all(char.isprintable() and char not in '\\:*?"<>|' for char in path)
+    plain = plain and 0 < len(pure.parts) <= 32 and all(part == part.strip() and len(part.encode()) <= 200 for part in pure.parts)
     return plain and not pure.is_absolute() and str(pure) == path and not any(part in ("..", "~") or part.startswith(".") for part in pure.parts)
 
 
@@ -194,7 +211,11 @@ def _check_tensor(name: str, tensor: Any, axes: Mapping[str, Any], faults: _Faul
         faults.need(False, f"tensor {name!r} needs `shape` (null for a scalar) and `dtype`")
         return
     faults.need(tensor.get("dtype") in DTYPES, f"tensor {name!r}: dtype must be one of {', '.join(DTYPES)}, not {tensor.get('dtype')!r}")
-    unknown = [axis for axis in tensor["shape"] or () if axis not in axes]
+    shape = [] if tensor["shape"] is None else tensor["shape"]
+    if not isinstance(shape, list) or not all(isinstance(axis, str) for axis in shape):
+        faults.need(False, f"tensor {name!r}: `shape` must be a list of axes, or null")
+        return
+    unknown = [axis for axis in shape if axis not in axes]
     faults.need(not unknown, f"tensor {name!r} has axes that are not defined: {', '.join(map(str, unknown))}")
 
 
@@ -209,6 +230,6 @@ def _check_reference(code: Any, faults: _Faults) -> None:
 def _parses(code: str, mode: str) -> bool:
     try:
         ast.parse(code, mode=mode)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
         return False
     return True

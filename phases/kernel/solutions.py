@@ -174,7 +174,7 @@ def absolute_names(sources: dict[str, str]) -> frozenset[str]:
 def _parsed(text: str) -> ast.AST:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError):  # told when it is imported
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told when it is imported
         return ast.Module([], [])
 
 

@@ -100,3 +100,19 @@ def test_a_lost_approval_is_not_taken_for_one_that_was_never_given(repository, p
     assert "set back" in phase("run", code=1).stderr
     repository.git("update-ref", "refs/heads/checkpoints", whole)
     phase("run")
+
+
+def test_no_word_of_others_gives_the_terminal_orders(phase):
+    stderr = phase("status", "-p", "\x1b[2J\x1b]0;owned\x07.yaml", code=2).stderr
+    assert "owned" in stderr and "\x1b" not in stderr and "\x07" not in stderr
+
+
+def test_nor_does_what_a_running_step_says(capsys):
+    from phases.cli.live_view import RunningStep
+    from phases.cli.watchers import Lines
+
+    Lines(sys.stdout).step_progress(None, "a host said \x1b[2J")
+    running = RunningStep("label", "summary")
+    running.say("a host said \x1b[2J")
+    said = capsys.readouterr().out + "".join(running.lines)
+    assert said.count("a host said") == 2 and "\x1b" not in said

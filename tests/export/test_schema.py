@@ -2,6 +2,7 @@
 
 import pytest
 
+from phases.export.bring_in import read_record
 from phases.export.schema import ExchangeError, Solution, check_definition
 from tests.export.kernels import solution
 
@@ -26,7 +27,8 @@ def test_the_digest_is_of_what_runs_not_of_what_it_is_called():
     assert Solution.from_json(other, "here").sha256 != made
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../up.py", "a/../../b.py", ".git/hooks/x", "a\\b.py", "a//b.py", "./a.py", "a\nb.py", "C:x.py"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../up.py", "a/../../b.py", ".git/hooks/x", "a\\b.py", "a//b.py", "./a.py", "a\nb.py", "C:x.py",
+                                  ".", " ", "a /b.py", "a" * 300 + ".py", "x/" * 200 + "y.py"])
 def test_sources_stay_below_their_directory(path):
     bad = solution(spec={"entry_point": f"{path}::run"}, sources=[{"path": path, "content": "x"}])
     with pytest.raises(ExchangeError, match="must be relative"):
@@ -38,6 +40,8 @@ def test_sources_stay_below_their_directory(path):
     ({"spec": {"target_hardware": []}}, "target_hardware"), ({"spec": {"entry_point": "pkg/main.py"}}, "file::function"),
     ({"spec": {"entry_point": "gone.py::run"}}, "not among the sources"), ({"spec": {"binding": "pybind"}}, "`binding`"),
     ({"sources": [{"path": "pkg/main.py", "content": "x"}] * 2}, "given twice"), ({"spec": {"destination_passing_style": "yes"}}, "true or false"),
+    ({"sources": [{"path": "pkg/main.py", "content": "\ud800"}]}, "UTF-8"), ({"author": "\ud800"}, "`author`"),
+    ({"sources": [{"path": path, "content": "x"} for path in ("pkg/main.py", "pkg")]}, "'pkg' is a file and a directory"),
 ])  # fmt: skip
 def test_a_wrong_solution_is_told_what_is_wrong(change, said):
     with pytest.raises(ExchangeError, match=said):
@@ -53,7 +57,22 @@ def test_a_right_definition_is_taken():
     ({"inputs": {"x": {"shape": ["rows", "depth"], "dtype": "float32"}}}, "not defined: depth"),
     ({"inputs": {"x": {"shape": ["rows"], "dtype": "float"}}}, "dtype"), ({"outputs": {"x": {"shape": ["rows"], "dtype": "float32"}}}, "share names: x"),
     ({"reference": "def go(): pass"}, "`run`"), ({"reference": "def run(:"}, "Python"), ({"constraints": ["rows =="]}, "constraint"),
+    ({"constraints": 5}, "`constraints`"), ({"constraints": [5]}, "`constraints`"), ({"constraints": ["(" * 5000]}, "constraint"),
+    ({"inputs": {"x": {"shape": 5, "dtype": "float32"}}}, "`shape` must be"), ({"inputs": {"x": {"shape": [["rows"]], "dtype": "float32"}}}, "`shape` must be"),
 ])  # fmt: skip
 def test_a_wrong_definition_is_told_what_is_wrong(change, said):
     with pytest.raises(ExchangeError, match=said):
         check_definition({**DEFINITION, **change}, "here")
+
+
+def test_a_flood_of_mistakes_is_not_a_flood_of_words():
+    bad = solution(sources=[{"path": f"../{i}.py", "content": "x"} for i in range(5000)])
+    with pytest.raises(ExchangeError, match="and 49[0-9]+ more") as caught:
+        Solution.from_json(bad, "here")
+    assert len(str(caught.value)) < 2000
+
+
+def test_json_nested_without_end_is_a_mistake_of_the_file(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(ExchangeError, match="nested too deep"):
+        read_record(tmp_path / "deep.json")
