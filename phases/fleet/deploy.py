@@ -14,6 +14,9 @@ from phases.fleet.services import ServiceDriver, waiting
 from phases.fleet.session import HostSession, op
 
 
+PUT_BACK = "rolled back by the toolkit"  # why a lease ended, as the host records it
+
+
 @dataclass(frozen=True)
 class Ready:
     """When a service counts as up, seen from its own host."""
@@ -110,7 +113,7 @@ def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, rea
     inventory = parse_inventory(session.do(lock.taking(), op("inventory"))[1])
     lease = inventory.lease
     if lease and lease["active"]:
-        state = Lease(session, lock.token, lease_id=lease["id"]).cancel("rolled back by the toolkit")
+        state = Lease(session, lock.token, lease_id=lease["id"]).cancel(PUT_BACK)
         if state.state != "reverted":
             raise LeaseError(f"going back ended as {state.state}: {state.reason}.", hint="Look at the service's log.", host=session.host.name)
         if state.current != NEVER and (not target or state.current == target):

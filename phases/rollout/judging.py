@@ -47,7 +47,7 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
         if wrong:
             return Fault(wrong.worker, wrong.reason, incumbent=False)
         fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
-        taken = production.taken_over() if fault else ""
+        taken = (production.taken_over() or production.put_back_by_others()) if fault else ""
         return Fault(fault.worker, f"somebody else took over {taken}", incumbent=False) if fault and taken else fault
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:

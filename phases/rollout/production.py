@@ -15,7 +15,7 @@ from typing import Any
 
 from phases.engine.steps import Clock
 from phases.errors import FleetError, PhaseError, ServingError
-from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_back
+from phases.fleet.deploy import PUT_BACK, Ready, Windows, guarded_switch, push, switch_back
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
@@ -349,6 +349,17 @@ class Production:
                 continue
             if seen is not None and seen.token != lock.token:
                 return f"{name} by {seen.owner} ({seen.purpose})"
+        return ""
+
+    def put_back_by_others(self) -> str:
+        """A worker under this run's lease that somebody else has rolled back, and is done with; empty when there is none."""
+        for name, lease in list(self._leases.items()):
+            try:
+                state = read_lease(self.fleet.session(self.fleet[name]))
+            except FleetError:
+                continue
+            if state is not None and state.id == lease.id and not state.active and state.reason == PUT_BACK:
+                return f"{name}, which has been rolled back from elsewhere"
         return ""
 
     def let_others_finish(self) -> None:
