@@ -77,7 +77,8 @@ def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings,
     with contextlib.ExitStack() as stack:
         probes = ArmProbes(run, production, settings.judge, {"": canary}) if settings.judge.probes else None
         for load in probes.loads if probes else ():
-            stack.enter_context(load)
+            load.start()
+            stack.callback(load.abandon)
         bake = Switchback(
             settings.judge, settings.turns, {host.name: host.url for host in canary}, context.clock, switch,
             lambda: _sick(production, canary, (), digest, thorough=True, turns=True), on_look, reader(production.settings, production.workers), probes,
@@ -119,7 +120,8 @@ def probing(run: PhaseRun, production: Production, settings: JudgeSettings, cana
     probes = ArmProbes(run, production, settings, {"canary": canary, "control": control})
     with contextlib.ExitStack() as stack:
         for load in probes.loads:
-            stack.enter_context(load)
+            load.start()
+            stack.callback(load.abandon)  # the verdict is in: going back must not wait for a slow canary's answers
         yield probes
 
 

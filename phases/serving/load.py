@@ -7,6 +7,7 @@ latency. What could not even be started in time is counted apart.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import random
@@ -196,6 +197,16 @@ class OpenLoopLoad:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return self.summary()
+
+    def abandon(self) -> None:
+        """Send nothing new and wait for nothing: what was due is dropped, what is in flight ends by itself."""
+        self._stop.set()
+        self._pacer.join()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._due.get_nowait()
+        for _ in self._threads:
+            self._due.put(None)
 
     def summary(self) -> LoadSummary:
         with self._lock:

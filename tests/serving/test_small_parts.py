@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -278,3 +279,25 @@ def test_metrics_are_summed_and_a_missing_name_is_an_error():
     assert read_metrics(client, ("sglang:a_total",)) == {"sglang:a_total": 5.0}
     with pytest.raises(ServingError, match="exports no sglang:b_total"):
         read_metrics(client, ("sglang:a_total", "sglang:b_total"))
+
+
+def test_an_abandoned_load_waits_for_nothing_and_sends_nothing_more():
+    """A verdict is in: what is in flight on a slow canary, and what is due behind it, must not hold up going back."""
+    from phases.serving.load import OpenLoopLoad, Prompt, RequestRecord
+
+    hung, sent = threading.Event(), []
+
+    def send(prompt: Prompt, due: float) -> RequestRecord:
+        sent.append(due)
+        hung.wait(30)
+        return RequestRecord(prompt.name, due, due, None, due, 200)
+
+    load = OpenLoopLoad(send, [Prompt("p", "text")], 500.0, max_in_flight=2).start()
+    while len(sent) < 2 or load._due.qsize() < 5:
+        hung.wait(0.01)
+    load.abandon()
+    assert not hung.is_set() and len(sent) == 2
+    hung.set()
+    for thread in load._threads:
+        thread.join(30)
+    assert len(sent) == 2
