@@ -16,6 +16,8 @@ from phases.cli.common import example, json_option, print_json
 SHELLS = ("bash", "zsh", "fish")
 SECONDS = 2.0  # a completion that takes longer is worse than none
 _CHECKPOINT = re.compile(r"(\d{4,})-[a-z0-9-]+-(PASS|INCONCLUSIVE|FAIL|ERROR|ABORTED)$")
+_PHASE = re.compile(r"[a-z0-9-]+")  # what goes into a command line must not be code to a shell: the playbook may be anybody's
+_PLAIN = re.compile(r"[\w./+@-]+")
 _HOW = {
     "bash": "~/.local/share/bash-completion/completions/phase",
     "zsh": "~/.zfunc/_phase (with `fpath+=~/.zfunc` before compinit in ~/.zshrc)",
@@ -61,7 +63,8 @@ def complete_phase(ctx: click.Context, param: click.Parameter, incomplete: str) 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         phases = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)["phases"]  # noqa: S506 - one of the safe loaders
         given = ctx.params.get(param.name or "") or ()
-        return [CompletionItem(name) for name in phases if str(name).startswith(incomplete) and name not in given]
+        names = [name for name in phases if isinstance(name, str) and _PHASE.fullmatch(name)]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given]
     return []
 
 
@@ -75,8 +78,8 @@ def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: 
 
 
 def complete_playbook(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Playbooks where they usually lie; any other file once something else is typed."""
-    usual = [Path("playbook.yaml"), *sorted(Path("playbooks").glob("*.yaml"))]
+    """Playbooks where they usually lie; any other file once something else is typed. What needs quotes is left to the shell's own completion."""
+    usual = [path for path in (Path("playbook.yaml"), *sorted(Path("playbooks").glob("*.yaml"))) if _PLAIN.fullmatch(path.as_posix())]
     found = [CompletionItem(str(path)) for path in usual if path.is_file() and str(path).startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
 

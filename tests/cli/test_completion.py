@@ -45,6 +45,18 @@ def test_phases_checkpoints_and_playbooks(repository):
     assert _completed(repository.path, "phase", "plan", "b") == []
 
 
+def test_a_strangers_playbook_puts_no_code_into_the_command_line(tmp_path):
+    deep = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(12))
+    (tmp_path / "playbook.yaml").write_text(f'{deep}\nphases: {{build-parity: {{}}, "$(touch x)": {{}}, "a b": {{}}, "`x`": {{}}, 5: {{}}, "x\\ny": {{}}}}\n')
+    assert _completed(tmp_path, "phase", "run", "") == ["build-parity"]
+    (tmp_path / "playbook.yaml").write_text(f"{deep}\nphases: *a11\n")  # texts of gigabytes, were one made of it
+    assert _completed(tmp_path, "phase", "run", "") == []
+    (tmp_path / "playbooks").mkdir()
+    for name in ("$(touch x).yaml", "a b.yaml", "fine.yaml"):
+        (tmp_path / "playbooks" / name).touch()
+    assert _completed(tmp_path, "phase", "status", "-p", "playbooks/") == ["playbooks/fine.yaml"]
+
+
 def test_outside_of_a_repository_nothing_is_offered_and_nothing_fails(tmp_path):
     for words in (("phase", "run", ""), ("phase", "gate", "review", ""), ("phase", "checkpoint", "diff", "1", "")):
         assert _completed(tmp_path, *words) == []

@@ -86,11 +86,11 @@ def test_a_runner_posts_what_the_gate_said(tmp_path):
 def test_what_a_pull_request_writes_stays_text(tmp_path):
     (tmp_path / "review").mkdir()
     (tmp_path / "review" / "exit-code").write_text("0$(touch pwned)`x`\n")
-    (tmp_path / "review" / "review.txt").write_bytes(b"`````\n@everyone `````` [x](javascript:1) \xff\xfe\n" + b"`" * 200000)
+    (tmp_path / "review" / "review.txt").write_bytes(b"`````\n``\0``\n@everyone `````` [x](javascript:1) \xff\xfe\n" + b"`" * 200000)
     done = _run("comment", "compose", tmp_path, RUN="https://example.org/run")
     assert done.returncode == 0, done.stderr
     comment = (tmp_path / "comment.md").read_text()
-    assert len(comment) < 65536 and comment.count("````") == 2 and not (tmp_path / "pwned").exists()
+    assert len(comment) < 65536 and comment.count("````") == 2 and "\0" not in comment and not (tmp_path / "pwned").exists()
     assert comment.splitlines()[0] == "### Phase 1 of this pull request, exit 0"
 
 
