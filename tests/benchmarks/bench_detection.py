@@ -1,8 +1,8 @@
 """From the start of a regression in a canary to traffic safe, on real SGLang workers: `python tests/benchmarks/bench_detection.py`.
 
-A canary that is as good as its control starts being slow while it bakes, at once or later: `verify_attn_slow` (kernels/verify_attn_faults) repeats its
-attention while a file exists, and the file is made after `--healthy` seconds. The judge is the playbook's
-(playbooks/local-regression.yaml), so is the load. Counted are the seconds from the file to the verdict and to the moment
+A canary that is as good as its control starts being slow while it bakes, at once or later: `verify_attn_slow`
+(kernels/verify_attn_faults) repeats its attention while a file exists, and the file is made after `--healthy` seconds. The judge is the
+playbook's (playbooks/local-regression.yaml), so is the load. How much slower `--work` makes it depends on the machine: see `ratio`. Counted are the seconds from the file to the verdict and to the moment
 the router no longer sends the canary anything. The fleet is stopped at the end.
 
 Every request of both arms is written to --records, for `phase analyze` and for asking what another judge would have said.
