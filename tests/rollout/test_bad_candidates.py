@@ -98,9 +98,14 @@ class Running:
     client: Client
 
     def counters(self) -> dict:
-        """Of the target's backend, once the fact file has caught up."""
-        time.sleep(1.5)  # written once a second
-        return self.host.read_facts(self.server)[0]["counters"]
+        """Of the target's backend, once the fact file, written every second, stands still."""
+        seen, still = {}, 0
+        while still < 3:
+            time.sleep(1.0)
+            now = self.host.read_facts(self.server)[0]["counters"]
+            still = still + 1 if now == seen else 0
+            seen = now
+        return seen
 
 
 @contextmanager
