@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from phases.report.markup import text as words
+
 # Drawn in these, then replaced by the page's CSS variables.
 _INK, _MUTED, _GRID, _PAPER = "#010101", "#020202", "#030303", "#fdfdfd"
 _SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
@@ -40,7 +42,7 @@ def interval_strip(point: Point, threshold: float | None, label: str) -> str:
     limit = "" if threshold is None else _mark(scale(threshold), 12, f"limit {threshold:.4g}", "limit") + (
         f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="17" y2="41"/>')  # fmt: skip
     return (
-        f'<svg class="strip" viewBox="0 0 320 56" role="img" aria-label="{escape(label, quote=True)}"><line class="axis" x1="2" x2="318" y1="29" y2="29"/>{limit}'
+        f'<svg class="strip" viewBox="0 0 320 56" role="img" aria-label="{words(label)}"><line class="axis" x1="2" x2="318" y1="29" y2="29"/>{limit}'
         f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="29" y2="29"/><circle cx="{scale(point.estimate):.1f}" cy="29" r="5"/>'
         f"{_mark(scale(point.estimate), 53, f'{point.estimate:.4g}', 'value')}</svg>"
     )
@@ -68,7 +70,7 @@ def dot_rows(rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel:
         axes.set_yticks(range(len(rows)), [_cut(label) for label, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         _logarithmic(axes.xaxis, axes.set_xscale, [p.estimate for _, s in rows for _, p in s])
-        axes.set_xlabel(xlabel)
+        axes.set_xlabel(_cut(xlabel, 90))
         if len(names) > 1:
             figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
     return _svg(figure, title)
@@ -132,6 +134,7 @@ def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float,
 
 def _cut(label: str, most: int = 30) -> str:
     """What fits beside a chart; the table below it has the whole name."""
+    label = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in label)
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
@@ -143,7 +146,7 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     from matplotlib.figure import Figure
 
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": "phasegate", "font.family": "sans-serif", "font.size": 9, "text.color": _INK,
+        "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "phasegate", "font.family": "sans-serif", "font.size": 9, "text.color": _INK,
         "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "axes.facecolor": "none", "figure.facecolor": "none", "xtick.color": _MUTED,
         "ytick.color": _MUTED, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "grid.color": _GRID, "axes.grid": True, "axes.axisbelow": True,
         "axes.spines.top": False, "axes.spines.right": False, "grid.linewidth": 0.6, "legend.facecolor": "none",
@@ -172,7 +175,8 @@ def _svg(figure: Any, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg class="chart" viewBox="\1" role="img" aria-label="{escape(title, quote=True)}">', text, count=1, flags=re.DOTALL)
+    head = lambda found: f'<svg class="chart" viewBox="{found[1]}" role="img" aria-label="{words(title)}">'  # noqa: E731
+    text = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', head, text, count=1, flags=re.DOTALL)
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var({variable})")
     return _own_ids(text, title)

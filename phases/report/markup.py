@@ -7,8 +7,12 @@ from html import escape
 from typing import Any
 
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
+
+
 def text(value: Any) -> str:
-    return escape(str(value), quote=True)
+    """Escaped, and without what HTML does not allow and a terminal would obey."""
+    return escape(str(value).translate(_CONTROLS), quote=True)
 
 
 def number(value: float | None) -> str:

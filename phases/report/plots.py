@@ -11,7 +11,7 @@ from phases.results import BenchmarkRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")  # Okabe-Ito
 _MARKS = "osD^vP*X"
-_STYLE = {"font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "phasegate"}
+_STYLE = {"text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "phasegate"}
 
 
 def achieved(records: Sequence[BenchmarkRecord], title: str = "") -> bytes:

@@ -76,6 +76,13 @@ def test_everything_foreign_is_escaped() -> None:
     assert not [tag for tag, _ in Tags(page).seen if tag in ("script", "iframe", "object", "img")]
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_are_no_formulas_no_escapes_and_no_orders() -> None:
+    page = render(view(text="$\\bad{$ \\x \\1 \x1b[2J\x07\x00\x9b"))
+    assert "$\\bad{$ \\x \\1 \ufffd[2J\ufffd\ufffd\ufffd" in page
+    assert not [char for char in page if not char.isprintable() and char != "\n"]
+
+
 def test_tags_are_balanced_and_nothing_is_loaded() -> None:
     page = render(view())
     tags = Tags(page)
