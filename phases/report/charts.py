@@ -114,13 +114,13 @@ def event_line(events: Sequence[tuple[float, str]], *, title: str) -> str:
 
 def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str,
               equal: float = 1.0) -> str:  # fmt: skip
-    """Estimate and confidence band over a bake, with the margin, the value of equal arms and the moment of decision. Times in seconds."""
+    """Estimate and confidence band over a bake, with the limit, the value of equal arms and the moment of decision. Times in seconds."""
     with _figure(5.2, 3.1) as (figure, axes):
         low = [math.nan if p.low is None else p.low for p in points]
         high = [math.nan if p.high is None else p.high for p in points]
         axes.fill_between(times, low, high, color=_SERIES[0], alpha=0.22, linewidth=0, label="confidence band")
         axes.plot(times, [p.estimate for p in points], color=_SERIES[0], label="estimate")
-        axes.axhline(margin, color=_SERIES[1], linewidth=1.2, linestyle="--", label="margin")
+        axes.axhline(margin, color=_SERIES[1], linewidth=1.2, linestyle="--", label=f"limit {margin:g}")
         axes.axhline(equal, color=_MUTED, linewidth=0.8)
         if decided_at is not None:
             axes.axvline(decided_at, color=_INK, linewidth=1, linestyle=":", label=f"decided at {decided_at:.0f} s")
@@ -163,7 +163,8 @@ def _logarithmic(axis: Any, set_scale: Any, values: Sequence[float]) -> None:
     if not values or min(values) <= 0 or max(values) / min(values) < 3:
         return
     set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    narrow = max(values) / min(values) < 10  # 1, 2, 5 alone would leave one label or two
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
