@@ -103,7 +103,11 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
         click.echo(f"To decide: phase gate approve {arguments}")
         click.echo(f"       or: phase gate reject {arguments}")
         return
-    answer = click.prompt("Approve, reject, or decide later? [a/r/Enter]", default="", show_default=False, prompt_suffix=" ").strip().lower()
+    try:
+        answer = click.prompt("Approve, reject, or decide later? [a/r/Enter]", default="", show_default=False, prompt_suffix=" ").strip().lower()
+    except click.Abort:  # Ctrl-D or Ctrl-C: the review was read, and that is all that was asked for
+        click.echo("\nNothing was decided.")
+        return
     decision = {"a": "approve", "approve": "approve", "r": "reject", "reject": "reject"}.get(answer)
     if decision is None:
         click.echo("Nothing was decided." if not answer else f"{answer!r} is neither; nothing was decided.")

@@ -128,6 +128,8 @@ def _blocks(seen: Overview, live: FleetLook | None) -> list[Block]:
     columns = ("phase", "state", "checkpoint", "age", "reviewed by")
     blocks = [Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))]
     option = option_for(seen.playbook)
+    if seen.lost:
+        blocks.append(line(f"Lost: {seen.lost}", "red", bold=True))
     for row in seen.waiting:
         text = f"Waiting: {row.phase} for {row.reviewer} since {_moment(row.since)} ({age(seen.at - row.since)}): `phase gate review {row.phase}{option}`"
         blocks.append(line(text, "yellow"))

@@ -52,6 +52,18 @@ def lost(ledger: Ledger, tip: str | None) -> list[Tag]:
     return [tag for tag in gone if not ledger.git.attempt("for-each-ref", "--count=1", "--contains", tag.commit, "refs/heads", "refs/remotes")]
 
 
+def warning(ledger: Ledger) -> str:
+    """What is lost here and how to bring it back, in words; empty when nothing is. Changes nothing, asks no remote."""
+    for look in range(_LOOKS):
+        gone = lost(ledger, ledger.tip())
+        if not gone:
+            return ""
+        if look + 1 < _LOOKS:
+            time.sleep(_BETWEEN)
+    fault = refusal(ledger, gone)
+    return f"{fault.message} {fault.hint}"
+
+
 def require_whole(ledger: Ledger) -> None:
     """Raises LedgerError when entries were lost here. With a remote that still has them, they are brought back first."""
     for look in range(_LOOKS):

@@ -14,6 +14,7 @@ from phases.engine.progress import Standing, State
 from phases.engine.run_directory import RunDirectory
 from phases.engine.steps import Clock
 from phases.errors import Exit, JournalError
+from phases.ledger import lost
 from phases.ledger.checkpoint import RESULTS, Checkpoint
 from phases.ledger.ledger import Ledger
 from phases.playbook.schema import Playbook
@@ -57,6 +58,7 @@ class Overview:
 
     Attributes:
         running: who holds the playbook's lock on this machine. live: what that run is doing, as it last said.
+        lost: what tags remember and the ledger branch does not hold any more, in words.
         unfinished: attempts that were cut off. exits: exit code of each phase's latest finished attempt here.
     """
 
@@ -70,13 +72,14 @@ class Overview:
     exits: tuple[tuple[str, int], ...] = ()
     last_good: LastGood | None = None
     rolled_back: RolledBack | None = None
+    lost: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "playbook": self.playbook.name, "kernel": str(self.playbook.kernel), "phases": [standing.to_json() for standing in self.phases],
             "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
             "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
-            "rolled_back": vars(self.rolled_back) if self.rolled_back else None,
+            "rolled_back": vars(self.rolled_back) if self.rolled_back else None, "lost": self.lost,
         }  # fmt: skip
 
 
@@ -89,7 +92,8 @@ def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
     live = next((found for run in latest if owner and (found := live_state.read(run.path))), None)
     waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
-    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), _rolled_back(ledger, mine))
+    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), _rolled_back(ledger, mine),
+                    lost.warning(ledger))  # fmt: skip
 
 
 def _waiting(standing: Standing) -> Waiting:

@@ -153,3 +153,14 @@ def test_status_writes_nothing_where_no_run_ever_was(repository, phase):
     before = sorted(os.listdir(repository.path))
     gather(repository.playbook, ledger_of(repository.playbook), SystemClock())
     assert sorted(os.listdir(repository.path)) == before
+
+
+def test_a_ledger_that_was_set_back_is_told_of(repository, phase):
+    repository.run()
+    digest = phase.json("checkpoint", "list")["checkpoints"][0]["digest"]
+    phase("gate", "approve", "--digest", digest, "--reason", "good")
+    assert phase.json("status")["lost"] == "" and "Lost" not in phase("status").stdout
+    subprocess.run(["git", "update-ref", "refs/heads/checkpoints", "refs/heads/checkpoints~1"], cwd=repository.path, check=True)
+    told = phase.json("status")["lost"]
+    assert "checkpoint/0001-approve-" in told and "git update-ref refs/heads/checkpoints" in told
+    assert "Lost: checkpoint/0001-approve-" in phase("status").stdout
