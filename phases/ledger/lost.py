@@ -54,28 +54,33 @@ def lost(ledger: Ledger, tip: str | None) -> list[Tag]:
 
 def warning(ledger: Ledger) -> str:
     """What is lost here and how to bring it back, in words; empty when nothing is. Changes nothing, asks no remote."""
-    for look in range(_LOOKS):
-        gone = lost(ledger, ledger.tip())
-        if not gone:
-            return ""
-        if look + 1 < _LOOKS:
-            time.sleep(_BETWEEN)
+    gone = _surely_lost(ledger, fetch=False)
+    if not gone:
+        return ""
     fault = refusal(ledger, gone)
     return f"{fault.message} {fault.hint}"
 
 
 def require_whole(ledger: Ledger) -> None:
     """Raises LedgerError when entries were lost here. With a remote that still has them, they are brought back first."""
+    gone = _surely_lost(ledger, fetch=True)
+    if gone:
+        raise refusal(ledger, gone)
+
+
+def _surely_lost(ledger: Ledger, *, fetch: bool) -> list[Tag]:
+    """What is lost at every one of a few looks. `fetch`: bring it back from the remote in between, if there is one."""
+    gone: list[Tag] = []
     for look in range(_LOOKS):
         gone = lost(ledger, ledger.tip())
         if not gone:
-            return
-        if ledger.remote:
+            return []
+        if fetch and ledger.remote:
             with contextlib.suppress(LedgerError):  # out of reach or grown apart: what is lost is still the first thing to say
                 ledger.sync()
         if look + 1 < _LOOKS:
             time.sleep(_BETWEEN)
-    raise refusal(ledger, gone)
+    return gone
 
 
 def refusal(ledger: Ledger, gone: list[Tag]) -> LedgerError:

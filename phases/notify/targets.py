@@ -72,9 +72,23 @@ def targets_of(settings: NotifySettings, base: Path, environment: Mapping[str, s
     return (*(Webhook(one, base, env) for one in settings.webhooks), *(Hook(one, base) for one in settings.hooks))
 
 
+class _Configured:
+    """What targets take from their settings as it is."""
+
+    settings: HookSettings | WebhookSettings
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return self.settings.events
+
+    @property
+    def retries(self) -> int:
+        return self.settings.retries
+
+
 @dataclass
-class Hook:
-    """A program, started for each message in a session of its own so that it can be ended with all it started."""
+class Hook(_Configured):
+    """A program, started for each message in a session of its own so that it can be ended with its process group."""
 
     settings: HookSettings
     base: Path
@@ -85,14 +99,6 @@ class Hook:
     @property
     def name(self) -> str:
         return f"hook {Path(self.settings.run[0]).name}"
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        return self.settings.events
-
-    @property
-    def retries(self) -> int:
-        return self.settings.retries
 
     def ready(self) -> None:
         import shutil
@@ -135,7 +141,7 @@ class Hook:
 
 
 @dataclass
-class Webhook:
+class Webhook(_Configured):
     """An address. Redirects are not followed: a POST that turns into a GET elsewhere would look delivered."""
 
     settings: WebhookSettings
@@ -150,14 +156,6 @@ class Webhook:
         if self.settings.url_file is not None:
             return f"webhook of {self.settings.url_file.name}"
         return f"webhook {urlsplit(self.settings.url).hostname}"
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        return self.settings.events
-
-    @property
-    def retries(self) -> int:
-        return self.settings.retries
 
     def ready(self) -> None:
         self._address()

@@ -11,18 +11,7 @@ from phases.errors import Exit, PlaybookError
 from phases.notify.message import TEXT_LIMIT, Event, Message, gate_event
 from phases.playbook import loader
 from phases.playbook.located import Mistakes, load_text
-from tests.cli.conftest import Phase
-from tests.engine.conftest import Repository
-
-
-@pytest.fixture
-def repository(tmp_path):
-    return Repository(tmp_path / "mine")
-
-
-@pytest.fixture
-def phase(repository):
-    return Phase(repository.path)
+from tests.cli.conftest import phase, repository  # noqa: F401 - fixtures
 
 
 def _notify(repository, section):

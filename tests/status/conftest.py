@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.cli.conftest import phase, repository
 
-from tests.cli.conftest import Phase
-from tests.engine.conftest import Repository
-
-
-@pytest.fixture
-def repository(tmp_path):
-    return Repository(tmp_path / "mine")
-
-
-@pytest.fixture
-def phase(repository):
-    return Phase(repository.path)
+__all__ = ["phase", "repository"]  # pytest looks for fixtures here
