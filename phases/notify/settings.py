@@ -32,7 +32,7 @@ class HookSettings:
 
     run: tuple[str, ...] = setting(help="argv; no shell looks at it", not_empty=True, examples=(["/usr/local/bin/page-oncall", "--team", "inference"],))
     events: tuple[Event, ...] = setting((), help="which events; none: all")
-    timeout: float = setting(15.0, help="it is stopped after this, with everything it started", duration=True, above=0, at_most=600)
+    timeout: float = setting(15.0, help="it is stopped after this, with its process group", duration=True, above=0, at_most=600)
     retries: int = setting(0, help="how often it is started again when it fails", at_least=0, at_most=10)
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
