@@ -50,7 +50,10 @@ def test_the_plan_knows_what_those_runs_took_and_saw(fleet: LightFleet) -> None:
     planned = json.loads(fleet.phase("plan", "tp8-canary", "--json").stdout)["phases"][0]["forecast"]
     assert planned["expected"] > planned["shortest"] and planned["expected_from"].startswith("the steps of light-tp8-canary-000")
     (sight,) = planned["sights"]
-    assert sight["slowdown"] > 2.5 and "-tp8-canary-PASS after" in sight["source"]
+    if sight["slowdown"] is None:  # on a machine so busy that the interval never came off zero: then it must say that
+        assert "-tp8-canary-PASS recorded no interval of e2e p50" in sight["source"]
+    else:
+        assert sight["slowdown"] > 2.5 and "-tp8-canary-PASS after" in sight["source"]
 
 
 ROLLED_BACK_AT = [
