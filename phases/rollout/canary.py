@@ -24,6 +24,7 @@ from phases.rollout.production import Production
 from phases.rollout.rollback import Rollback, roll_back, strayed
 from phases.rollout.settings import Design
 from phases.rollout.shared_steps import PUSH, batches_under_floor, names, together
+from phases.rollout.takeover import let_others_finish
 
 CONTROL, CANARY, BAKE, END = "restart the control", "switch the canary", "bake", "put production back"
 GOING_BACK = "going back"  # the end of the bake, for the account of the load
@@ -140,7 +141,7 @@ def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, 
     if facts["incumbent_sick"]:
         return {"halted": f"the incumbent is what is sick ({reason}); nothing was swapped"}
     failed = outcome is Outcome.FAIL
-    production.let_others_finish()
+    let_others_finish(production)
     back = roll_back(production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed)
     return {"rollback": back.to_json(), "timeline": list(back.events)}
 

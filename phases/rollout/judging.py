@@ -24,6 +24,7 @@ from phases.rollout.metrics import reader
 from phases.rollout.production import Production
 from phases.rollout.settings import CanarySettings, JudgeSettings
 from phases.rollout.switchback import Switchback
+from phases.rollout.takeover import put_back_by_others, taken_over
 from phases.rollout.traffic import prompts_of
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 
@@ -47,7 +48,7 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
         if wrong:
             return Fault(wrong.worker, wrong.reason, incumbent=False)
         fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
-        taken = (production.taken_over() or production.put_back_by_others()) if fault else ""
+        taken = (taken_over(production) or put_back_by_others(production)) if fault else ""
         return Fault(fault.worker, f"somebody else took over {taken}", incumbent=False) if fault and taken else fault
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from phases.engine.steps import Clock
 from phases.errors import FleetError, PhaseError, ServingError
-from phases.fleet.deploy import PUT_BACK, Ready, Windows, guarded_switch, push, switch_back
+from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_back
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
@@ -34,7 +34,6 @@ from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
 Progress = Callable[[str], None]
-TAKEN_SECONDS = 1.0  # between two looks at whether somebody else still holds a host
 FACTS_PROGRAM = (
     "import glob,json,os,sys\n"
     "print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1],'facts','rank-*.json')))]))"
@@ -88,8 +87,8 @@ class Production:
     def __post_init__(self) -> None:
         self.workers = self.fleet_settings.workers()
         self.fleet = Fleet(self.workers, limit=self.fleet_settings.at_once)
-        self._locks: dict[str, HostLock] = {}
-        self._leases: dict[str, Lease] = {}
+        self.locks: dict[str, HostLock] = {}  # taken by this process, by host
+        self.leases: dict[str, Lease] = {}  # armed or adopted by this process, by host
         self._renewer: Renewer | None = None
         self.agreements: list[Agreement] = []  # of each worker switched by this process
 
@@ -211,7 +210,7 @@ class Production:
 
         Raises: a FleetError or ServingError; the host then is back on what it had, or goes back by itself.
         """
-        if host.name in self._leases:  # an earlier process of this run was killed half way through this
+        if host.name in self.leases:  # an earlier process of this run was killed half way through this
             self.go_back(host)
         self.take_out(host, self.fleet_settings.service.drain)
         session = self.fleet.session(host)
@@ -221,7 +220,7 @@ class Production:
             self._return_if_serving(host)
             raise
         self.fleet.adopt(lease.session)
-        self._leases[host.name] = lease
+        self.leases[host.name] = lease
         self._renew().add(host.name, lease.id)
         try:
             reason = self.mixed(host, digest)
@@ -255,7 +254,7 @@ class Production:
         session = self.fleet.session(host)
         driver, ready = self.driver(host), self.ready(host)
         now = switch_back(session, self.take_lock(session), driver, ready, target=target)
-        self._leases.pop(host.name, None)
+        self.leases.pop(host.name, None)
         # A lease that was cancelled has restarted the service, but waits for nothing.
         wait_ready(driver, session, ready.port, ready.path, ready.timeout)
         self.put_in(host)
@@ -287,7 +286,7 @@ class Production:
     def agreement(self, host: Host) -> Agreement:
         """A worker's outputs judged by one on the incumbent; where none is left, by its own plain prefill."""
         routed = self.routed()
-        others = [other for other in self.workers if other.url in routed and other.name not in self._leases]
+        others = [other for other in self.workers if other.url in routed and other.name not in self.leases]
         teacher = next((other for other in others if other.labels.get("tp") == host.labels.get("tp")), (*others, host)[0])
         return compare(self.client(host), self.client(teacher), self.settings.agreement)
 
@@ -306,9 +305,9 @@ class Production:
         """Go on renewing the leases an earlier process of this run left active. Hosts that cannot be asked are left to go back."""
         found = self.fleet.each(read_lease, deadline=60.0)
         for name, result in found.items():
-            if result.ok and result.value and result.value.active and name not in self._leases:
+            if result.ok and result.value and result.value.active and name not in self.leases:
                 session = self.fleet.session(self.fleet[name])
-                self._leases[name] = Lease(session, self.take_lock(session).token, lease_id=result.value.id)
+                self.leases[name] = Lease(session, self.take_lock(session).token, lease_id=result.value.id)
                 self._renew().add(name, result.value.id)
 
     def lost_leases(self) -> dict[str, str]:
@@ -326,7 +325,7 @@ class Production:
     def take_lock(self, session: HostSession) -> HostLock:
         """This run's lock on a host, taken again after a broken session; HostLockedError when another run holds it."""
         name = session.host.name
-        held = self._locks.get(name)
+        held = self.locks.get(name)
         lock = HostLock(session, self.purpose, token=held.token if held else self.token)
         try:
             lock.acquire()
@@ -337,40 +336,8 @@ class Production:
             self.progress(f"{name}: taking over from {seen.owner} ({seen.purpose}, {seen.age:.0f} s)")
             break_lock(session, seen)
             lock.acquire()
-        self._locks[name] = lock
+        self.locks[name] = lock
         return lock
-
-    def taken_over(self) -> str:
-        """Who holds a host that this run had locked, such as a rollback by hand from another terminal; empty when nobody does."""
-        for name, lock in list(self._locks.items()):
-            try:
-                seen = show_lock(self.fleet.session(self.fleet[name]))
-            except FleetError:
-                continue
-            if seen is not None and seen.token != lock.token:
-                return f"{name} by {seen.owner} ({seen.purpose})"
-        return ""
-
-    def put_back_by_others(self) -> str:
-        """A worker under this run's lease that somebody else has rolled back, and is done with; empty when there is none."""
-        for name, lease in list(self._leases.items()):
-            try:
-                state = read_lease(self.fleet.session(self.fleet[name]))
-            except FleetError:
-                continue
-            if state is not None and state.id == lease.id and not state.active and state.reason == PUT_BACK:
-                return f"{name}, which has been rolled back from elsewhere"
-        return ""
-
-    def let_others_finish(self) -> None:
-        """Wait while somebody else who took production over is at it, at most as long as a restart takes; what they left is then ours to do."""
-        until = self.clock.monotonic() + self.fleet_settings.service.ready + self.fleet_settings.service.drain + 60.0
-        taken = self.taken_over()
-        if taken:
-            self.progress(f"waiting for who took over {taken}")
-        while taken and self.clock.monotonic() < until:
-            self.clock.sleep(TAKEN_SECONDS)
-            taken = self.taken_over()
 
     def driver(self, host: Host) -> Any:
         """What starts and stops a worker's service."""

@@ -28,6 +28,7 @@ from phases.rollout.reference import Level
 from phases.rollout.rollback import roll_back
 from phases.rollout.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.rollout.soak import Soak
+from phases.rollout.takeover import let_others_finish
 
 SOAK, FINISH = "soak", "make it last-good"
 
@@ -107,7 +108,7 @@ def _act_on(production: Production, known: Results, context: StepContext) -> dic
     decide(context.work, GOING_BACK, known)
     if "halted" in facts:
         return facts
-    production.let_others_finish()
+    let_others_finish(production)
     back = roll_back(production, facts["stopped"], detected=facts["detected"])
     return {**facts, "rollback": back.to_json(), "timeline": list(back.events)}
 
