@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from phases.engine.closing import ledger_of  # noqa: E402
+from phases.ledger.checkpoint import RESULTS  # noqa: E402
 from phases.rollout import canary  # noqa: E402
-from phases.serving.load import HttpSender, OpenLoopLoad, Prompt  # noqa: E402
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord  # noqa: E402
 from tests.rollout.kill_sweep import Boundary, Driven, boundaries, chain  # noqa: E402
 
 TOP = Path(__file__).parents[2]
@@ -45,7 +49,7 @@ phases:
     review: none
     allow_yes: true
     share_tolerance: 1
-    judge: &judge {{metrics: [{{metric: e2e, quantile: 0.5, margin: 5}}], alpha: 0.2, probes: 3, window: 3, bake: 6, deadline: 240, min_samples: 10, error_tolerance: 0.5}}
+    judge: &judge {{metrics: [{{metric: e2e, quantile: 0.5, margin: 4}}], alpha: 0.2, probes: 3, window: 3, bake: 6, deadline: 240, min_samples: 10, error_tolerance: 0.5}}
     gate: {{rules: [{{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}]}}
   full-rollout:
     review: none
@@ -70,6 +74,7 @@ class EmbeddedFleet(Driven):
         for argv in (["init", "-q"], ["config", "user.name", "Bench"], ["config", "user.email", "bench@example.org"], ["add", "-A"], ["commit", "-qm", "playbook"]):
             subprocess.run(["git", "-C", str(self.repo), *argv], check=True)
         done = self.phase("run", "tp8-canary", "--yes", kill=("step-finished", "look at the fleet", "after"), timeout=900.0)
+        assert done.returncode == -9, done.stdout
         journal = next((self.repo / ".phase" / "runs").glob("*/journal.jsonl"))
         found = [row["data"]["facts"]["digests"] for row in map(json.loads, journal.read_text().splitlines()) if "digests" in row["data"].get("facts", {})]
         assert found, done.stdout
@@ -87,8 +92,14 @@ class EmbeddedFleet(Driven):
 
 @contextmanager
 def users(url: str, rate: float) -> Iterator[Callable[[], str]]:
-    """Other people's traffic; the result says how it went so far."""
-    with OpenLoopLoad(HttpSender(url, timeout=60.0), [Prompt("user", "hello", 8)], rate, max_in_flight=16, seed=1) as load:
+    """Other people's traffic; the result says how it went so far. What fails is printed when it does, between the lines of the sweep."""
+
+    def told(record: RequestRecord) -> None:
+        if not record.ok:
+            at = datetime.fromtimestamp(record.finished, UTC).strftime("%H:%M:%S.%f")[:-3]
+            print(f"    a user's request failed at {at}, sent {record.finished - record.sent:.2f} s before: {record.status} {record.error}", flush=True)
+
+    with OpenLoopLoad(HttpSender(url, timeout=60.0), [Prompt("user", "hello", 8)], rate, max_in_flight=16, seed=1, on_record=told) as load:
         yield lambda: f"{load.summary().failed} of {load.summary().sent} requests failed"
 
 
@@ -112,6 +123,8 @@ def sweep(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Bo
         left = fleet.not_converged(digests["incumbent"] if back else goal)
         ended = f"all on the {'incumbent' if back or goal == digests['incumbent'] else 'candidate'}" if not left else str(left)
         print(f"  ended with exit {done.returncode} after {time.monotonic() - begun:.0f} s: {ended}", flush=True)
+        if back:
+            print(f"    it went back: {_why(fleet, phase)}", flush=True)
         return well and done.returncode in (0, 7) and not left
     for boundary in where:
         killed = fleet.phase("run", phase, "--yes", kill=boundary, timeout=timeout)
@@ -142,6 +155,14 @@ def lease(fleet: Driven, digests: dict[str, str], timeout: float) -> bool:
     return bool(moved)
 
 
+def _why(fleet: Driven, phase: str) -> str:
+    """Why the latest run of a phase went back, as its checkpoint says."""
+    ledger = ledger_of(fleet.playbook)
+    latest = [checkpoint for checkpoint in ledger.checkpoints() if checkpoint.phase == phase][-1]
+    facts = json.loads(ledger.files(latest)[RESULTS])["facts"]
+    return str(facts.get("stopped") or facts.get("bake", {}).get("reason"))
+
+
 def _side(digest: str, digests: dict[str, str]) -> str:
     return next((side for side, known in digests.items() if known == digest), digest[:8])
 
@@ -154,6 +175,7 @@ def main() -> int:
     parser.add_argument("--few", action="store_true", help="not every instant, but each state once: the end of a step, before and after it is on disk")
     parser.add_argument("--steps", default="", help="only boundaries of steps whose names hold one of these words, after a comma each")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the fleet is brought down all the same
     words = [word for word in options.steps.split(",") if word]
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as directory:
         if options.fleet == "light":
