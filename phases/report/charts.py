@@ -97,17 +97,19 @@ def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     return _svg(figure, title)
 
 
-def event_line(events: Sequence[tuple[float, str]], *, title: str) -> str:
-    """Events down, seconds since the first across: how long each step of a rollback took."""
-    with _figure(5.2, 0.7 + 0.22 * len(events)) as (figure, axes):
-        start = 0.0
-        for y, (at, _) in enumerate(events):
-            axes.plot([start, at], [y, y], color=_SERIES[0], linewidth=2.2, solid_capstyle="round")
-            axes.plot([at], [y], "o", color=_SERIES[0], markersize=5)
-            start = at
-        axes.set_yticks(range(len(events)), [_cut(name) for _, name in events])
-        axes.set_ylim(len(events) - 0.5, -0.5)
-        axes.set_xlim(left=min(0.0, *(at for at, _ in events)))
+def event_line(spans: Sequence[tuple[str, float, float]], *, title: str) -> str:
+    """Events down, seconds since the first across: how long each step of a rollback took.
+
+    Args:
+        spans: name, where its line begins, and where it ends with a dot.
+    """
+    with _figure(5.2, 0.7 + 0.22 * len(spans)) as (figure, axes):
+        for y, (_, start, end) in enumerate(spans):
+            axes.plot([start, end], [y, y], color=_SERIES[0], linewidth=2.2, solid_capstyle="round")
+            axes.plot([end], [y], "o", color=_SERIES[0], markersize=5)
+        axes.set_yticks(range(len(spans)), [_cut(name) for name, _, _ in spans])
+        axes.set_ylim(len(spans) - 0.5, -0.5)
+        axes.set_xlim(left=min(0.0, *(end for _, _, end in spans)))
         axes.set_xlabel("seconds since it was detected")
     return _svg(figure, title)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from phases.gates.intervals import ratio_interval
+from phases.report import timeline
 from phases.report.blocks import Block, line
 from phases.report.strips import strip
 from phases.report.view import Change, ReportView
@@ -101,8 +102,11 @@ def _load(view: ReportView) -> list[Block]:
 
 
 def _timeline(view: ReportView) -> list[Block]:
-    rows = tuple((f"{event['at']:.1f} s", event["event"], event.get("host", ""), event.get("note", "")) for event in view.results.facts.get("timeline", []))
-    return [*_title(view.going_back), Block(("after", "event", "host", "note"), rows)] if rows else []
+    events = view.results.facts.get("timeline", [])
+    if len(events) <= timeline.MOST:
+        return [*_title(view.going_back), Block(timeline.COLUMNS, tuple(timeline.rows(events)))] if events else []
+    kinds = Block(timeline.KIND_COLUMNS, tuple(kind.row() for kind in timeline.kinds(events)))
+    return [*_title(view.going_back), kinds, line(f"  {len(events)} events, each in results.json and on the page")]
 
 
 def _change(view: ReportView) -> list[Block]:

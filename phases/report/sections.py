@@ -9,6 +9,7 @@ from typing import Any
 
 from phases.gates.intervals import ratio_interval
 from phases.report import charts, diff
+from phases.report import timeline as brief
 from phases.report.charts import Point
 from phases.report.markup import folded, interval, number, pre, section, table, text
 from phases.report.tables import seconds
@@ -48,15 +49,25 @@ def load(view: ReportView) -> str:
 
 
 def timeline(view: ReportView) -> str:
-    """How a rollback went: results.facts["timeline"], events in seconds from the first."""
+    """How a rollback went: results.facts["timeline"], events in seconds from the first. Many are drawn by kind and listed folded."""
     events = view.results.facts.get("timeline", [])
     if not events:
         return ""
-    rows = [(f"{event['at']:.1f} s", event["event"], event.get("host", ""), event.get("note", "")) for event in events]
-    marks = [(event["at"], " ".join(filter(None, (event["event"], event.get("host", ""))))) for event in events]
-    said = "; ".join(f"{name} after {at:.1f} s" for at, name in marks)
-    chart = charts.event_line(marks, title=f"rollback timeline: {said}") if len({at for at, _ in marks}) > 1 else ""
-    return section("rollback", view.going_back, chart + table(("after", "event", "host", "note"), rows, "rollback timeline"))
+    every = table(brief.COLUMNS, brief.rows(events), "rollback timeline")
+    if len(events) <= brief.MOST:
+        spans = [(" ".join(filter(None, (event["event"], event.get("host", "")))), at, event["at"])
+                 for at, event in zip([0.0, *(event["at"] for event in events)], events)]  # fmt: skip
+        return section("rollback", view.going_back, _event_chart(spans, [at for _, _, at in spans]) + every)
+    kinds = brief.kinds(events)
+    chart = _event_chart([(kind.label, kind.first, kind.last) for kind in kinds], [at for kind in kinds for at in (kind.first, kind.last)])
+    overview = table(brief.KIND_COLUMNS, [kind.row() for kind in kinds], "rollback timeline by kind of event", (1, 2, 3))
+    return section("rollback", view.going_back, chart + overview + folded(f"All {len(events)} events", every))
+
+
+def _event_chart(spans: list[tuple[str, float, float]], times: list[float]) -> str:
+    """Nothing where all happened at once."""
+    said = "; ".join(f"{name} after {last:.1f} s" for name, _, last in spans)
+    return charts.event_line(spans, title=f"rollback timeline: {said}") if len(set(times)) > 1 else ""
 
 
 def change(view: ReportView) -> str:

@@ -11,6 +11,7 @@ import pytest
 from phases.errors import UsageError
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import checkpoint as cp
+from phases.report import timeline
 from phases.report.anchors import Anchor
 from phases.report.page import render
 from phases.report.view import Change, ReportView, _view, with_anchors
@@ -150,3 +151,30 @@ def test_recorded_kernels_kept_in_the_results_are_on_the_page() -> None:
     files = {cp.GATE: cp.canonical_json(one.gate.to_json()), cp.RESULTS: cp.canonical_json(dataclasses.replace(one.results, facts={"anchors": fact}).to_json())}
     made = _view("1", files, {**one.manifest, "kernel": "k", "phase": "build-parity"})
     assert made.anchors == (Anchor(key, "rival", 2e-3, True),) and "elsewhere" in render(made)
+
+
+def _with_events(events: list[dict[str, object]]) -> ReportView:
+    one = view()
+    return dataclasses.replace(one, results=dataclasses.replace(one.results, facts={"timeline": events}))
+
+
+def test_a_rollback_of_a_large_fleet_is_drawn_by_kind_and_loses_no_event() -> None:
+    events = [{"at": float(n), "event": ("out of service", "restored")[n % 2], "host": f"host-{n:04d}", "note": f"note {n}"} for n in range(3000)]
+    page = render(_with_events(events))
+    chart = next(attrs["aria-label"] for tag, attrs in Tags(page).seen if tag == "svg" and "timeline" in (attrs["aria-label"] or ""))
+    assert chart == "rollback timeline: out of service ×1500 after 2998.0 s; restored ×1500 after 2999.0 s"
+    assert "<summary>All 3000 events</summary>" in page
+    assert [n for n in range(3000) if page.count(f"<td>host-{n:04d}</td><td>note {n}</td>") != 1] == []
+
+
+def test_events_of_countless_kinds_are_gathered_and_all_are_counted() -> None:
+    events = [{"at": float(n), "event": f"event {n}", "host": "", "note": ""} for n in range(100)]
+    found = timeline.kinds(events)
+    assert len(found) == timeline.MOST and sum(kind.times for kind in found) == 100
+    assert found[-1] == timeline.Kind("61 other kinds", 61, 39.0, 99.0)
+    assert page_rows(render(_with_events(events)), "rollback timeline") == 100
+
+
+def page_rows(page: str, caption: str) -> int:
+    """Rows in the body of the table with this caption."""
+    return page.split(f'aria-label="{caption}"', 1)[1].split("</table>", 1)[0].count("<tr>") - 1

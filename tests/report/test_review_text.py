@@ -80,3 +80,11 @@ def test_nothing_before_it_and_much_after_it(capsys):
 def test_a_terminal_is_not_given_orders(capsys):
     text = _text(capsys, view(text="red\x1b[31m\x07 title\x1b]0;x"))
     assert "\x1b" not in click.unstyle(text) and "\x07" not in text and "red\N{REPLACEMENT CHARACTER}[31m" in text
+
+
+def test_thousands_of_events_are_told_by_kind(capsys):
+    shown = view()
+    events = [{"at": float(n), "event": "restored", "host": f"host-{n}", "note": ""} for n in range(3000)]
+    text = _text(capsys, dataclasses.replace(shown, results=dataclasses.replace(shown.results, facts={"timeline": events})))
+    assert ["restored", "3000", "0.0", "s", "2999.0", "s"] in [line.split() for line in text.splitlines()]
+    assert "3000 events, each in results.json and on the page" in text and "host-7" not in text
