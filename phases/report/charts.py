@@ -31,6 +31,16 @@ class Point:
     high: float | None = None
 
 
+@dataclass(frozen=True)
+class RatioRow:
+    """A ratio with its interval; `limit`: the rule's; `single`: what it was taken from."""
+
+    name: str
+    point: Point
+    limit: float | None = None
+    single: tuple[float, ...] = ()
+
+
 def interval_strip(point: Point, threshold: float | None, label: str) -> str:
     """A rule at a glance: dot and whisker against the threshold's line, with their values; 320 by 56 units."""
     values = [v for v in (point.estimate, point.low, point.high, threshold) if v is not None and math.isfinite(v)]
@@ -73,6 +83,28 @@ def dot_rows(rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel:
         axes.set_xlabel(_cut(xlabel, 90))
         if len(names) > 1:
             figure.legend(loc="outside upper left", frameon=False, ncols=2, fontsize=8)
+    return _svg(figure, title)
+
+
+def ratios(rows: Sequence[RatioRow], *, xlabel: str, title: str) -> str:
+    """Ratios down, their values across: interval and estimate, limit, single pairs, and the line where both sides are equal."""
+    with _figure(5.2, 0.95 + 0.42 * len(rows)) as (figure, axes):
+        for y, row in enumerate(rows):
+            point = row.point
+            low, high = (point.estimate if end is None else end for end in (point.low, point.high))
+            first = {"label": "estimate and interval"} if y == 0 else {}
+            axes.errorbar([point.estimate], [y], xerr=[[max(0.0, point.estimate - low)], [max(0.0, high - point.estimate)]], fmt="o", color=_SERIES[0],
+                          markersize=4.5, elinewidth=1.8, capsize=3, zorder=4, **first)  # fmt: skip
+            axes.plot(row.single, [y + 0.26] * len(row.single), ".", color=_MUTED, markersize=4)
+        limits = [(row.limit, y) for y, row in enumerate(rows) if row.limit is not None]
+        if limits:
+            axes.plot([at for at, _ in limits], [y for _, y in limits], "|", color=_SERIES[1], markersize=17, markeredgewidth=2, zorder=3, label="limit of its rule")
+        axes.axvline(1.0, color=_MUTED, linewidth=1.2, linestyle="--", label="equal")
+        axes.set_yticks(range(len(rows)), [_cut(row.name) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        _logarithmic(axes.xaxis, axes.set_xscale, [1.0, *(v for row in rows for v in (row.point.estimate, row.point.low, row.point.high, *row.single) if v is not None and math.isfinite(v))])
+        axes.set_xlabel(xlabel)
+        figure.legend(loc="outside upper left", frameon=False, ncols=3, fontsize=8)
     return _svg(figure, title)
 
 

@@ -14,6 +14,7 @@ from phases.gates.outcome import RuleOutcome
 from phases.report import charts, sections
 from phases.report.charts import Point
 from phases.report.markup import definitions, folded, interval, number, pre, section, table, text
+from phases.report.side_by_side import side_by_side
 from phases.report.view import ReportView
 from phases.verdict import severity
 
@@ -23,7 +24,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 def render(view: ReportView) -> str:
     """The whole page."""
     style = files("phases.report").joinpath("report.css").read_text(encoding="utf-8")
-    made = [_rules(view), sections.benchmark(view), sections.bake(view), sections.load(view), sections.timeline(view), sections.change(view), _tables(view), _origin(view)]
+    made = [_rules(view), sections.benchmark(view), side_by_side(view), sections.bake(view), sections.load(view), sections.timeline(view), sections.change(view), _tables(view), _origin(view)]
     shown = [part for part in made if part]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

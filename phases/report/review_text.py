@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from phases.gates.intervals import ratio_interval
-from phases.report import timeline
+from phases.report import side_by_side, timeline
 from phases.report.blocks import Block, line
 from phases.report.strips import strip
 from phases.report.view import Change, ReportView
@@ -23,7 +23,7 @@ def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
     Args:
         age: how long ago it was recorded, in words.
     """
-    parts = [_head(view, age), _rules(view), _benchmark(view), _bake(view), _load(view), _timeline(view), _change(view), _provenance(view)]
+    parts = [_head(view, age), _rules(view), _benchmark(view), _sides(view), _bake(view), _load(view), _timeline(view), _change(view), _provenance(view)]
     return [block for part in parts for block in part]
 
 
@@ -79,6 +79,11 @@ def _benchmark(view: ReportView) -> list[Block]:
             faster = (f"{ratio.estimate:.3g}x", _interval(ratio.low, ratio.high))
         rows.append((record.case.key, record.variant, record.role, f"{(record.median or 0) * 1e6:.4g}", str(len(record.samples)), *faster, floor))
     return [*_title("Benchmark"), Block(("case", "variant", "role", "median µs", "n", "speedup", "99 % interval", "of floor"), tuple(rows))]
+
+
+def _sides(view: ReportView) -> list[Block]:
+    rows = tuple(ratio.row() for ratio in side_by_side.ratios(view))
+    return [*_title(side_by_side.TITLE), Block(side_by_side.COLUMNS, rows)] if rows else []
 
 
 def _bake(view: ReportView) -> list[Block]:
