@@ -15,8 +15,8 @@ from phases.engine.session import adhoc_run
 from phases.engine.steps import Clock, StepContext
 from phases.errors import Exit
 from phases.playbook.schema import Playbook
-from phases.rollback import Ended, before_rollout, record
 from phases.rollout.bake import Fault, Verdict
+from phases.rollout.by_hand import Ended, before_rollout, record
 from phases.rollout.live import open_production, section
 from phases.rollout.production import Production
 from phases.rollout.rollback import roll_back

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from phases.errors import AnalysisError, Exit
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LATENCIES = ("ttft", "itl", "e2e", "tpot")  # time to first token, inter-token, end to end, time per output token
 HIGHER_IS_BETTER = ("throughput", "accept_length")
@@ -86,5 +88,7 @@ class TestSettings:
 
 def candidate_ratios(threshold: float) -> np.ndarray:
     """Ratios the confidence interval is read off, ascending: 1 % apart near 1, 4 % apart out to 1/5 and 10."""
+    import numpy as np  # here: a playbook is read by `phase rollback --hot` too, which must not wait for this
+
     near = np.geomspace(0.8, 1.6, 70)
     return np.unique(np.concatenate([np.geomspace(0.2, 0.8, 36), near, np.geomspace(1.6, 10.0, 48), [1.0, threshold]]))

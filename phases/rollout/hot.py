@@ -4,21 +4,66 @@ On each host one byte is set over the session and every rank acknowledges in its
 once all ranks of all affected hosts have: no forward begins with the candidate any more. It is *restored* only when the hosts
 run, observed, a release that was verified good; that needs restarts. Hosts whose ranks do not acknowledge are named, and the restart
 that follows is what makes them safe.
+
+This module imports little, and nothing that is not needed to reach the hosts: `phase rollback` waits for it before traffic is safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from phases.engine.steps import Clock
+from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.session import HostSession, op
-from phases.rollout.production import Production
+from phases.playbook.schema import Playbook
+from phases.rollout.sections import fleet_of_playbook, section_of
+from phases.rollout.settings import ProductionSettings
+
+if TYPE_CHECKING:
+    from phases.rollout.production import Production
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 ANSWER_SECONDS = 5.0  # for connecting and answering, beyond what the ranks get
 AT_ONCE = 128  # hosts; more than for slower work, since this one is about a second
+
+
+class Reached(Protocol):
+    """What a fallback needs of production: `Production` has it, and `Hosts`, which is there sooner."""
+
+    @property
+    def settings(self) -> ProductionSettings: ...
+    @property
+    def workers(self) -> tuple[Host, ...]: ...
+    @property
+    def fleet(self) -> Fleet: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The workers of a playbook and a way to each; as a context manager it closes its sessions."""
+
+    settings: ProductionSettings
+    workers: tuple[Host, ...]
+    fleet: Fleet
+    clock: Clock
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fleet.close()
+
+
+def hosts_of(playbook: Playbook, clock: Clock, needed_by: str) -> Hosts:
+    """Nothing is connected yet. Raises PlaybookError when the playbook names no fleet or no production."""
+    fleet = fleet_of_playbook(playbook, needed_by)
+    workers = fleet.workers()
+    return Hosts(section_of(playbook, "production", needed_by), workers, Fleet(workers, limit=fleet.at_once), clock)
 
 
 @dataclass(frozen=True)
@@ -43,10 +88,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class HotSwitch:
-    """What one command to the fleet came to."""
+    """What one command to the fleet came to.
+
+    Attributes:
+        ended: when the last host had answered, seconds since the epoch; None where nobody noted it.
+    """
 
     to: str
     answers: tuple[Answer, ...]
+    ended: float | None = None
 
     @property
     def affected(self) -> tuple[Answer, ...]:
@@ -81,7 +131,7 @@ class HotSwitch:
         return {"to": self.to, "safe": self.safe, "seconds": round(self.seconds, 3), "ranks": self.ranks, "hosts": rows}
 
 
-def fall_back(production: Production, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False) -> HotSwitch:
+def fall_back(production: Reached, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False) -> HotSwitch:
     """Running servers to the incumbent's kernel; needs no lock and works in any state.
 
     Args:
@@ -96,7 +146,7 @@ def go_forward(production: Production, hosts: Sequence[Host]) -> HotSwitch:
     return _switch(production, CANDIDATE, hosts, lambda host: {"token": production.take_lock(production.fleet.session(host)).token})
 
 
-def fall_back_by_hand(production: Production, target: str = "") -> HotSwitch:
+def fall_back_by_hand(production: Reached, target: str = "") -> HotSwitch:
     """Hosts that have strayed from what a rollback goes to; when none has, the latest rollout is what is meant: all of them."""
     found = fall_back(production, target=target)
     return found if found.affected else fall_back(production, target=target, everywhere=True)
@@ -114,7 +164,7 @@ def kernel_of(session: HostSession) -> str:
     return "mixed" if len(said) > 1 else next(iter(said), "")
 
 
-def _switch(production: Production, to: str, hosts: Sequence[Host] | None, arguments: Any) -> HotSwitch:
+def _switch(production: Reached, to: str, hosts: Sequence[Host] | None, arguments: Any) -> HotSwitch:
     started, wait = production.clock.monotonic(), production.settings.fallback.wait
 
     def act(session: HostSession) -> tuple[dict[str, Any], float]:
@@ -126,7 +176,7 @@ def _switch(production: Production, to: str, hosts: Sequence[Host] | None, argum
     chosen = production.workers if hosts is None else tuple(hosts)
     turns = -(-len(chosen) // AT_ONCE)
     results = production.fleet.each(act, hosts=chosen, limit=AT_ONCE, deadline=turns * (wait + 2 * ANSWER_SECONDS))
-    return HotSwitch(to, tuple(_answer(host, results[host.name]) for host in chosen))
+    return HotSwitch(to, tuple(_answer(host, results[host.name]) for host in chosen), production.clock.now())
 
 
 def _answer(host: Host, result: Any) -> Answer:

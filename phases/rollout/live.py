@@ -11,12 +11,13 @@ from typing import Any
 from phases.engine.files import write_atomically
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Facts, StepContext
-from phases.errors import PlaybookError
 from phases.fleet.bundle import Bundle
+from phases.fleet.fleet import Fleet
 from phases.fleet.settings import FleetSettings
 from phases.notify.teller import teller_of
 from phases.rollout.production import Production
 from phases.rollout.releases import fleet_releases
+from phases.rollout.sections import fleet_of_playbook, section_of
 from phases.rollout.settings import ProductionSettings
 from phases.rollout.traffic import Traffic
 
@@ -75,28 +76,22 @@ def lock_token(work: Path) -> str:
 
 def section(run: PhaseRun, name: str) -> Any:
     """A shared section of the playbook; PlaybookError when it is missing."""
-    found = run.playbook.sections.get(name)
-    if found is None:
-        raise PlaybookError(f"{run.playbook.path} has no section {name!r}, which {run.section.name} needs.", hint=f"Add `{name}:` at the top level.")
-    return found
+    return section_of(run.playbook, name, run.section.name)
 
 
 def fleet_settings(run: PhaseRun) -> FleetSettings:
     """The hosts: as the playbook lists them, or the embedded fleet's."""
-    embedded = run.playbook.sections.get("embedded_fleet")
-    if embedded is None:
-        return section(run, "fleet")
-    from phases.embedded.fleet import fleet_of
-
-    return fleet_of(embedded, run.repo, run.playbook.name)
+    return fleet_of_playbook(run.playbook, run.section.name)
 
 
-def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None]) -> Production:
-    """Production as this playbook names it. Nothing is connected yet."""
+def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None], *, reached: Fleet | None = None) -> Production:
+    """Production as this playbook names it. Nothing is connected yet, except by `reached`, whose sessions it then uses and closes."""
     from phases.fleet.router import make_router
 
     fleet = fleet_settings(run)
     teller = teller_of(run.playbook, run.kernel.name, run.section.name, progress)
-    return Production(
+    made = Production(
         section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress, teller=teller,
     )  # fmt: skip
+    made.fleet = reached or made.fleet
+    return made

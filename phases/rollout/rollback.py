@@ -31,8 +31,10 @@ class Timeline:
     now: Callable[[], float]
     events: list[dict[str, Any]] = field(default_factory=list)
 
-    def note(self, event: str, host: str = "", text: str = "") -> None:
-        self.events.append({"at": round(self.now() - self.detected, 2), "event": event, "host": host, "note": text})
+    def note(self, event: str, host: str = "", text: str = "", *, at: float | None = None) -> None:
+        """`at`: when it happened, seconds since the epoch; default: now."""
+        when = self.now() if at is None else at
+        self.events.append({"at": round(when - self.detected, 2), "event": event, "host": host, "note": text})
 
     def at(self, event: str) -> float | None:
         return next((row["at"] for row in self.events if row["event"] == event), None)
@@ -101,11 +103,11 @@ def _tell_end(production: Production, back: Rollback, detected: float) -> None:
     production.teller.rollback_ended(back.reason, back.moved, back.left, production.clock.now() - detected, only_safe=only_safe)
 
 
-def safe_only(production: Production, reason: str, *, detected: float, target: str = "") -> Rollback:
-    """The hot fallback and nothing else: traffic safe at once, restoring left for later. For `phase rollback --hot`."""
+def safe_only(production: Production, reason: str, *, detected: float, target: str = "", hot_done: HotSwitch | None = None) -> Rollback:
+    """The hot fallback (`hot_done`, if it has been tried already) and nothing else: traffic safe at once, restoring left for later."""
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason)
-    done = hot.fall_back_by_hand(production, target)
+    done = hot_done or hot.fall_back_by_hand(production, target)
     _note_hot(done, timeline)
     left = {a.host: a.missing or "on the incumbent's kernel; `phase rollback` restores it" for a in done.affected}
     back = Rollback(reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False)
@@ -118,9 +120,9 @@ def _note_hot(done: HotSwitch, timeline: Timeline) -> None:
     """Nothing where no host was affected."""
     for answer in done.affected:
         event = "no hot fallback" if answer.missing else "hot fallback"
-        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} ranks after {answer.seconds:.2f} s")
+        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} ranks after {answer.seconds:.2f} s", at=done.ended)
     if done.safe:
-        timeline.note("traffic safe", text=f"hot: {done.describe()}")
+        timeline.note("traffic safe", text=f"hot: {done.describe()}", at=done.ended)
 
 
 def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | None, timeline: Timeline) -> HotSwitch | None:

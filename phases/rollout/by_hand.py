@@ -1,0 +1,88 @@
+"""What a rollback by hand needs beside hosts: where to go back to, by the ledger, and the checkpoint it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phases.engine.closing import ledger_of
+from phases.engine.phase_run import PhaseRun
+from phases.engine.steps import Clock
+from phases.errors import Exit, UsageError
+from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.ledger import source as ledger_source
+from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, canonical_json
+from phases.ledger.git import Git
+from phases.ledger.provenance import statement
+from phases.playbook.schema import Playbook
+from phases.results import Results
+from phases.rollout.production import Production, WorkerState
+from phases.rollout.report import table
+from phases.rollout.rollback import Rollback
+from phases.status.textfile import keep_written
+from phases.verdict import Verdict
+
+PHASE = "rollback"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rollback ended, and its checkpoint."""
+
+    rollback: Rollback
+    checkpoint: Checkpoint
+    code: Exit
+
+
+def release_of(playbook: Playbook, name: str) -> str:
+    """Digest of the release a passed full rollout made last-good."""
+    ledger = ledger_of(playbook)
+    checkpoint = ledger.find(name)
+    results = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS]))
+    digest = results.facts.get("end", {}).get("last_good", "")
+    if not checkpoint.verdict.advances or not digest:
+        raise UsageError(f"{checkpoint.name} did not make a release last-good.", hint="Name a full-rollout checkpoint that passed.")
+    return str(digest)
+
+
+def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progress: Callable[[str], None]) -> Checkpoint:
+    """The rollback's own checkpoint: its timeline, what is left to do, whether it is verified."""
+    as_wanted = ended.verified or (not ended.restores and ended.state == "safe")
+    verdict = Verdict.PASS if as_wanted else Verdict.FAIL
+    reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {ended.left}"
+    if ended.state == "safe" and ended.hot:
+        reason = f"traffic safe ({ended.hot.describe()}), not restored: {', '.join(ended.left)}"
+    gate = GateOutcome(PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
+    results = Results(PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
+    files = {RESULTS: canonical_json(results.to_json()), GATE: canonical_json(gate.to_json()), "rollback.txt": table(results).encode()}
+    draft = Draft(PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
+                  clock.now(), {}, f"{run.playbook.name} sha256:{run.playbook.digest}")  # fmt: skip
+    draft.files[PROVENANCE] = statement(draft, detected)
+    checkpoint = ledger_of(run.playbook, progress).record(draft)
+    keep_written(run.playbook, clock, progress)
+    return checkpoint
+
+
+def before_rollout(playbook: Playbook, production: Production) -> str:
+    """Where to go when every host already runs its last-good release: to what the latest full rollout replaced."""
+    states = production.observe(router_needed=False)
+    if half := _before_half_kept(states):
+        return half
+    if any(state.error or state.current != state.last_good or (state.lease and state.lease.active) for state in states):
+        return ""
+    ledger = ledger_of(playbook)
+    for checkpoint in reversed([c for c in ledger.checkpoints() if c.phase == "full-rollout" and c.verdict.advances]):
+        end: dict[str, Any] = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS])).facts.get("end", {})
+        if end.get("last_good") == states[0].current and end.get("previous"):
+            return str(end["previous"])
+    return ""
+
+
+def _before_half_kept(states: Sequence[WorkerState]) -> str:
+    """A rollout cut off while it made its release last-good leaves two last-good releases: then what all of them had before; else empty."""
+    good = {state.last_good for state in states if not state.error}
+    kept = [state for state in states if state.lease and state.lease.state == "kept" and state.lease.release == state.last_good]
+    before = {state.lease.previous for state in kept if state.lease}
+    return before.pop() if len(good) == 2 and len(before) == 1 and good - {state.last_good for state in kept} == before else ""

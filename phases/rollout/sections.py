@@ -1,0 +1,28 @@
+"""Sections of a playbook that production phases share, and the fleet they name: what is needed to reach the hosts, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phases.engine.source import repository_of
+from phases.errors import PlaybookError
+from phases.fleet.settings import FleetSettings
+from phases.playbook.schema import Playbook
+
+
+def section_of(playbook: Playbook, name: str, needed_by: str) -> Any:
+    """A shared section of the playbook; PlaybookError when it is missing."""
+    found = playbook.sections.get(name)
+    if found is None:
+        raise PlaybookError(f"{playbook.path} has no section {name!r}, which {needed_by} needs.", hint=f"Add `{name}:` at the top level.")
+    return found
+
+
+def fleet_of_playbook(playbook: Playbook, needed_by: str) -> FleetSettings:
+    """The hosts: as the playbook lists them, or the embedded fleet's. Raises PlaybookError when it names none."""
+    embedded = playbook.sections.get("embedded_fleet")
+    if embedded is None:
+        return section_of(playbook, "fleet", needed_by)  # type: ignore[no-any-return]
+    from phases.embedded.fleet import fleet_of
+
+    return fleet_of(embedded, repository_of(playbook.path), playbook.name)
