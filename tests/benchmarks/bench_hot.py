@@ -5,10 +5,11 @@
     python tests/benchmarks/bench_hot.py shadow             # what the shadow costs at 0, 1, 10 and 100 %; about 4 minutes
     python tests/benchmarks/bench_hot.py shadow --steps     # the same for the backend alone, a minute
 
-`switch` runs `phase rollback --hot` itself, again and again, while requests stream in, and `--undo` in between. Its times are: the
-whole command from its start to its exit (Python, ssh logins and the checkpoint in the ledger included), and from the order to the
-last acknowledging rank. Every answer is compared with the answers of an idle server on either kernel. With `--priority -10` toolkit
-and sshd (not the servers) go first on a machine where all share the cores; on real hosts they have cores of their own.
+`switch` runs `phase rollback --hot` itself, again and again, while requests stream in, and `--undo` in between. Its times are: from the
+command's start to the last rank's acknowledgement, by that rank's own clock (this machine's), which is when traffic is safe; of it
+from the order; and the whole command to its exit, the checkpoint in the ledger included. Every answer is compared with the answers of
+an idle server on either kernel. With `--priority -10` toolkit and sshd (not the servers) go first on a machine where all share the
+cores; on real hosts they have cores of their own.
 """
 
 from __future__ import annotations
@@ -167,9 +168,10 @@ class Servers:
 
     def phase(self, *arguments: str) -> tuple[float, float, dict[str, Any]]:
         """Seconds of one whole `phase` command, CPU seconds of it and its children, and what it printed as JSON."""
+        environment = {**os.environ, "PYTHONPATH": str(TOP), "PYTHONDONTWRITEBYTECODE": ""}  # byte code is kept, as where it is installed
         started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-m", "phases.cli.main", *arguments, "-p", str(self.playbook), "--json"], cwd=self.playbook.parent,
-                              env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, check=False)  # fmt: skip
+                              env=environment, capture_output=True, text=True, check=False)  # fmt: skip
         seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stdout + done.stderr
         return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, json.loads(done.stdout)
@@ -239,10 +241,13 @@ def switch(directory: Path, rounds: int, repeats: int) -> None:
             time.sleep(3)
             steady = _steady(production, repeats)
             production.fleet.close()  # frees the hosts' locks for the commands
-            whole, cpu, acknowledged, on_host = [], [], [], []
+            servers.phase("status")  # so that the command's byte code is there
+            safe, whole, cpu, acknowledged, on_host = [], [], [], [], []
             for _ in range(rounds):
+                started = time.time()
                 seconds, burnt, told = servers.phase("rollback", "--hot", "--yes", "--reason", "bench")
                 assert told["rollback"]["state"] == "safe", told
+                safe.append(max(rank["at"] for answer in told["rollback"]["hot"]["hosts"] for rank in answer["ranks"]) - started)
                 whole.append(seconds)
                 cpu.append(burnt)
                 acknowledged.append(told["rollback"]["hot"]["seconds"])
@@ -253,7 +258,8 @@ def switch(directory: Path, rounds: int, repeats: int) -> None:
         assert all(found == before[0] for found in after)
         facts = [entry for host in production.workers for entry in production.rank_facts(host)]
     _line("order to last acknowledging rank, sessions open", steady)
-    _line("order to last acknowledging rank, `phase rollback --hot`", acknowledged)
+    _line("start of `phase rollback --hot` to last acknowledging rank", safe)
+    _line("  of it from the order: logging in, byte, answers", acknowledged)
     _line("  of it on the slower host: byte to acknowledgement", on_host)
     _line("the whole command `phase rollback --hot`", whole)
     _line("  CPU time of it", cpu)
@@ -276,7 +282,7 @@ def _steady(production: Production, repeats: int) -> list[float]:
 
 def _line(name: str, seconds: list[float]) -> None:
     low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
-    print(f"{name:56} median {middle:6.3f} s, {low:.3f} to {high:.3f}, n {len(seconds)}")
+    print(f"{name:58} median {middle:6.3f} s, {low:.3f} to {high:.3f}, n {len(seconds)}")
 
 
 # ---- shadow
