@@ -15,6 +15,7 @@ from phases.cli.common import (
     STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when,
 )  # fmt: skip
 from phases.engine.clock import SystemClock, age
+from phases.errors import UsageError
 from phases.report.blocks import Block, line
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ STYLES_OF_WORKERS = {**STYLES, "yes": "green", "no": "bold red", "?": "yellow"}
 @click.option("--interval", type=click.FloatRange(0.2, 86400), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks of --watch.")
 @click.option("--fleet/--no-fleet", "ask", default=True, help="Ask hosts and router what is live where, if the playbook has a fleet. Default: ask.")
 @click.option("--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="SECONDS", help="Longest time to wait for the fleet.")
-@click.option("--textfile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the state as a Prometheus textfile (.prom).")
+@click.option("--textfile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the state for node_exporter's textfile collector, which reads *.prom only.")
 @playbook_option
 @json_option
 def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Path | None, playbook_path: Path | None, as_json: bool) -> None:
@@ -40,6 +41,7 @@ def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Pa
 
     Looking changes nothing and exits with 0 whatever it finds; a host or router that does not answer within --timeout is shown as such.
     """
+    _require_readable(textfile)
     playbook = load_playbook(playbook_path)
     with contextlib.ExitStack() as stack:
         look = _Look(playbook, stack.enter_context(_fleet(playbook)) if ask else None, timeout, textfile)
@@ -50,6 +52,14 @@ def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Pa
             _watch(look, interval, as_json)
         except KeyboardInterrupt:
             pass  # that is how one ends it
+
+
+def _require_readable(textfile: Path | None) -> None:
+    """UsageError for a file that node_exporter would pass over without a word."""
+    from phases.status.textfile import SUFFIX
+
+    if textfile is not None and textfile.suffix != SUFFIX:
+        raise UsageError(f"--textfile {textfile} does not end in {SUFFIX}, and node_exporter reads no other files.", hint=f"Call it {textfile.name}{SUFFIX}, say.")
 
 
 def _fleet(playbook: Playbook) -> FleetWatcher:

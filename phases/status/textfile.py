@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from phases.status.fleet_view import FleetLook
     from phases.status.overview import Overview
 
+SUFFIX = ".prom"  # of the files that node_exporter reads; it passes over all others
+
 
 @dataclass(frozen=True)
 class MetricsSettings:
@@ -53,8 +55,8 @@ class MetricsSettings:
     textfile: Path = setting(help="a .prom file in the directory of node_exporter's textfile collector; from the playbook's directory")
 
     def check(self, node: Any, mistakes: Any) -> None:
-        if self.textfile.suffix != ".prom":
-            mistakes.add(node.get("textfile") or node, f"{node.path}: node_exporter reads only files that end in .prom")
+        if self.textfile.suffix != SUFFIX:
+            mistakes.add(node.get("textfile") or node, f"{node.path}: node_exporter reads only files that end in {SUFFIX}")
 
 
 def write(path: Path, overview: Overview, look: FleetLook | None = None) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jsonschema
+import pytest
 
 from phases.playbook.located import Mistakes, load_text
 
@@ -116,3 +117,9 @@ def test_nor_does_what_a_running_step_says(capsys):
     running.say("a host said \x1b[2J")
     said = capsys.readouterr().out + "".join(running.lines)
     assert said.count("a host said") == 2 and "\x1b" not in said
+
+
+@pytest.mark.parametrize("name", ["state.txt", "state", "state.prom.tmp", ".prom"])
+def test_a_textfile_that_node_exporter_would_not_read_is_refused_before_anything_is_written(phase, tmp_path, name):
+    assert f"--textfile {tmp_path / name} does not end in .prom" in phase("status", "--no-fleet", "--textfile", tmp_path / name, code=2).stderr
+    assert not (tmp_path / name).exists()
