@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ROUTER_SECONDS = 60.0
 START_AT_ONCE = 6  # workers; much of a start waits for its own processes one after another, so several fill two cores
+PORTS = "ports.json"
 ROUTER_METRICS = "router-metrics"  # port of the router's own metrics
 # Latencies of the tiny model lie between 5 ms and a few seconds; SGLang's own buckets start at 100 ms.
 BUCKETS = tuple(f"{0.005 * 1.15**i:.4g}" for i in range(50))
@@ -78,11 +79,22 @@ def home_of(repo: Path, name: str) -> Path:
     return cache_directory() / "fleets" / f"{name}-{key}"
 
 
-def fleet_of(settings: EmbeddedFleetSettings, repo: Path, name: str) -> FleetSettings:
-    """The fleet as hosts. Ports are chosen once and kept, so that every later process finds the same workers."""
+def was_started(repo: Path, name: str) -> bool:
+    """Whether anybody ever set out to start this fleet."""
+    return (home_of(repo, name) / PORTS).exists()
+
+
+def fleet_of(settings: EmbeddedFleetSettings, repo: Path, name: str, *, choose_ports: bool = False) -> FleetSettings:
+    """The fleet as hosts.
+
+    Args:
+        choose_ports: give free ports to those that have none yet and keep them, so that every later process finds the same workers.
+            Otherwise nothing is written, and what was never started has port 0.
+    """
     home = home_of(repo, name)
     names = [(f"w{number}", kind.tp) for number, kind in enumerate((k for k in settings.workers for _ in range(k.count)), 1)]
-    ports = _ports(home, [worker for worker, _ in names])
+    wanted = ["router", ROUTER_METRICS, *(worker for worker, _ in names)]
+    ports = dict.fromkeys(wanted, 0) | (_chosen_ports(home, wanted) if choose_ports else _known_ports(home))
     hosts = tuple(_host(worker, tp, home / worker, ports[worker]) for worker, tp in names)
     arm = settings.ready + settings.drain + 60.0
     return FleetSettings(
@@ -153,10 +165,14 @@ def _binding(tp: int) -> str:
     return "all" if tp == 1 else "|".join(str(cores[rank * len(cores) // tp]) for rank in range(tp))
 
 
-def _ports(home: Path, workers: list[str]) -> dict[str, int]:
-    path = home / "ports.json"
-    ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [name for name in ["router", ROUTER_METRICS, *workers] if name not in ports]
+def _known_ports(home: Path) -> dict[str, int]:
+    path = home / PORTS
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _chosen_ports(home: Path, wanted: list[str]) -> dict[str, int]:
+    ports = _known_ports(home)
+    missing = [name for name in wanted if name not in ports]
     if missing:
         probe = LocalHost(home)
         for name in missing:
@@ -165,7 +181,7 @@ def _ports(home: Path, workers: list[str]) -> dict[str, int]:
                 port = probe.free_port()
             ports[name] = port
         home.mkdir(parents=True, exist_ok=True)
-        write_json(path, ports)
+        write_json(home / PORTS, ports)
     return ports
 
 

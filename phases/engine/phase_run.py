@@ -20,6 +20,8 @@ from phases.results import Results
 if TYPE_CHECKING:
     from phases.kernel.contract import Kernel
 
+PLAN = "plan"  # run id of what never starts
+
 
 @dataclass(frozen=True)
 class PhaseRun:
@@ -43,6 +45,11 @@ class PhaseRun:
     @property
     def settings(self) -> Any:
         return self.section.settings
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether its steps are only shown: then nothing may be written."""
+        return self.record.run_id == PLAN
 
     @property
     def checkpoint_files(self) -> Path:

@@ -13,7 +13,7 @@ from phases.engine import progress, run_directory, source
 from phases.engine.closing import JUDGE, RECORD, ledger_of
 from phases.engine.journal import Journal, OnRecord
 from phases.engine.lock import Lock
-from phases.engine.phase_run import PhaseRun
+from phases.engine.phase_run import PLAN, PhaseRun
 from phases.engine.run_directory import RunDirectory, RunRecord
 from phases.engine.runner import Watcher, execute
 from phases.engine.steps import Clock, Facts, Step
@@ -49,8 +49,8 @@ def plan(playbook: Playbook, section: PhaseSection, clock: Clock) -> list[Step]:
 def plan_run(playbook: Playbook, section: PhaseSection, clock: Clock) -> PhaseRun:
     """The run that a plan is of; it has no directory and never starts."""
     repo = source.repository_of(playbook.path)
-    record = _record_of(playbook, section, repo, clock, run_id="plan", attempt=0)
-    return _phase_run(playbook, section, repo, repo / ".phase" / "plan", record)
+    record = _record_of(playbook, section, repo, clock, run_id=PLAN, attempt=0)
+    return _phase_run(playbook, section, repo, repo / ".phase" / PLAN, record)
 
 
 def run_phase(

@@ -61,7 +61,7 @@ class Hosts:
 
 def hosts_of(playbook: Playbook, clock: Clock, needed_by: str) -> Hosts:
     """Nothing is connected yet. Raises PlaybookError when the playbook names no fleet or no production."""
-    fleet = fleet_of_playbook(playbook, needed_by)
+    fleet = fleet_of_playbook(playbook, needed_by, choose_ports=True)
     workers = fleet.workers()
     return Hosts(section_of(playbook, "production", needed_by), workers, Fleet(workers, limit=fleet.at_once), clock)
 

@@ -80,8 +80,8 @@ def section(run: PhaseRun, name: str) -> Any:
 
 
 def fleet_settings(run: PhaseRun) -> FleetSettings:
-    """The hosts: as the playbook lists them, or the embedded fleet's."""
-    return fleet_of_playbook(run.playbook, run.section.name)
+    """The hosts: as the playbook lists them, or the embedded fleet's, which a plan leaves without ports."""
+    return fleet_of_playbook(run.playbook, run.section.name, choose_ports=not run.is_plan)
 
 
 def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None], *, reached: Fleet | None = None) -> Production:

@@ -18,11 +18,17 @@ def section_of(playbook: Playbook, name: str, needed_by: str) -> Any:
     return found
 
 
-def fleet_of_playbook(playbook: Playbook, needed_by: str) -> FleetSettings:
-    """The hosts: as the playbook lists them, or the embedded fleet's. Raises PlaybookError when it names none."""
+def fleet_of_playbook(playbook: Playbook, needed_by: str, *, choose_ports: bool = False) -> FleetSettings:
+    """The hosts: as the playbook lists them, or the embedded fleet's.
+
+    Args:
+        choose_ports: of an embedded fleet that has none yet; otherwise nothing is written, and its ports are 0.
+    Raises:
+        PlaybookError: the playbook names no fleet.
+    """
     embedded = playbook.sections.get("embedded_fleet")
     if embedded is None:
         return section_of(playbook, "fleet", needed_by)  # type: ignore[no-any-return]
     from phases.embedded.fleet import fleet_of
 
-    return fleet_of(embedded, repository_of(playbook.path), playbook.name)
+    return fleet_of(embedded, repository_of(playbook.path), playbook.name, choose_ports=choose_ports)

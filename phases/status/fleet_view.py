@@ -129,10 +129,10 @@ def _settings(playbook: Playbook) -> tuple[FleetSettings | None, str]:
     embedded = playbook.sections.get("embedded_fleet")
     if embedded is None:
         return playbook.sections.get("fleet"), "This playbook has no fleet."
-    from phases.embedded.fleet import fleet_of, home_of
+    from phases.embedded.fleet import fleet_of, was_started
 
     repo = repository_of(playbook.path)
-    if not (home_of(repo, playbook.name) / "ports.json").exists():
+    if not was_started(repo, playbook.name):
         return None, "The embedded fleet has not been started."
     return fleet_of(embedded, repo, playbook.name), ""
 
