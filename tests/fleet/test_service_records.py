@@ -1,9 +1,12 @@
-"""What an older toolkit wrote is still understood, and a stranger on the worker's port is not taken for the worker."""
+"""What an older toolkit wrote is still understood, a stranger on the worker's port is not taken for the worker, and a service that is
+still ending not for one that is gone."""
 
 from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,10 @@ from phases.fleet.services import ProcessDriver
 from phases.fleet.session import HostSession
 from phases.fleet.transport import connect
 from tests.fleet.conftest import ready_of, service_bundle
+from tests.fleet.worker import eventually
+
+ONHOST = Path(__file__).parents[2] / "phases/fleet/onhost"
+LEADERLESS = "import ctypes, sys, threading; threading.Thread(target=sys.stdin.read).start(); ctypes.CDLL(None).pthread_exit(None)"
 
 
 def test_a_service_recorded_by_an_older_toolkit_is_still_stopped(local: Host, driver: ProcessDriver) -> None:
@@ -44,3 +51,24 @@ def test_a_port_that_answers_already_is_refused(local: Host, driver: ProcessDriv
             with pytest.raises(ServiceError, match="already answers, and it is not this service"):
                 first_release(session, lock, driver, bundle.digest, ready_of(local))
             assert not driver.status(session).running
+
+
+def test_a_process_counts_until_its_last_thread_has_ended() -> None:
+    """Killed under load, a threaded server was a zombie by its first thread's state while its port still answered."""
+    with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE) as process:
+        assert process.stdin
+        eventually(lambda: _state(process.pid) == "Z")
+        assert _alive(process.pid)
+        process.stdin.close()
+        eventually(lambda: not _alive(process.pid))
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _alive(pid: int) -> bool:
+    """As the scripts on a host see it."""
+    asked = f"import place; print(place.alive(place.process_identity({pid})))"
+    done = subprocess.run([sys.executable, "-B", "-c", asked], cwd=ONHOST, capture_output=True, text=True, check=True)
+    return done.stdout.strip() == "True"

@@ -167,13 +167,18 @@ def pid_space():
 
 
 def process_identity(pid):
-    """{pid, start, space}: unique on this boot even when pids are reused; None when there is no such process or it is a zombie."""
+    """{pid, start, space}: unique on this boot even when pids are reused; None when there is no such process or it is a zombie.
+
+    A process whose first thread has ended shows as a zombie while other threads still do: it counts until the last has, since
+    until then its port answers and its memory is taken.
+    """
     try:
         with open("/proc/%d/stat" % pid) as file:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else {"pid": pid, "start": int(fields[19]), "space": pid_space()}
+    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if ended else {"pid": pid, "start": int(fields[19]), "space": pid_space()}
 
 
 def alive(identity):
