@@ -74,12 +74,20 @@ NCCL_ONLY = SimpleNamespace(disable_custom_all_reduce=True)
         (Way.BOTH, 8, SimpleNamespace(), Way.OFF, "custom all-reduce.*--disable-custom-all-reduce"),
         (Way.BOTH, 8, NCCL_ONLY, Way.BOTH, ""),
         (Way.BOTH, 8, SimpleNamespace(disable_custom_all_reduce=True, enable_mscclpp=True), Way.OFF, "enable_mscclpp"),
+        (Way.BOTH, 8, SimpleNamespace(disable_custom_all_reduce=True, flashinfer_allreduce_fusion_backend="auto"), Way.OFF, "fusion_backend"),
     ],
 )
-def test_which_way_a_server_can_go(way, ranks, arguments, found, reason):
+def test_which_way_a_server_can_go(way, ranks, arguments, found, reason, monkeypatch):
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
     made = choose_way(way, controlled=True, captures=True, ranks=ranks, arguments=arguments)
     assert made.way is found and bool(made.reason) == bool(reason)
     assert re.search(reason, made.reason)
+
+
+@pytest.mark.parametrize(("value", "found"), [("0", Way.BOTH), ("1", Way.OFF)])
+def test_nccl_may_not_record_the_addresses_of_peers_either(value, found, monkeypatch):
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", value)
+    assert choose_way(Way.BOTH, controlled=True, captures=True, ranks=8, arguments=NCCL_ONLY).way is found
 
 
 @pytest.mark.parametrize("controlled, captures", [(False, True), (True, False)])

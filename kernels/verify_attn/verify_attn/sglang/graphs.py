@@ -31,7 +31,10 @@ CAN_RUN, VARIANTS = RUNNER + "DecodeCudaGraphRunner.can_run_graph", RUNNER + "cr
 CAPTURE_ONE = "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.capture_one"
 # Server arguments whose all-reduce reads other ranks' memory at recorded addresses; the first is turned off by its flag.
 CUSTOM_OFF = "disable_custom_all_reduce"
-TIED = ("enable_mscclpp", "enable_torch_symm_mem", "enable_symm_mem", "enable_nccl_nvls", "enable_flashinfer_allreduce_fusion")
+# FlashInfer's fusion goes by the name of its backend since SGLang 0.5.23, which turns it on by itself for DeepSeek models on Hopper and Blackwell.
+TIED = ("enable_mscclpp", "enable_torch_symm_mem", "enable_symm_mem", "enable_nccl_nvls", "enable_flashinfer_allreduce_fusion",
+        "flashinfer_allreduce_fusion_backend")  # fmt: skip
+REGISTER = "NCCL_GRAPH_REGISTER"  # NCCL's own recorded addresses; SGLang 0.5.23 sets it to 0 for several ranks unless it is set already
 
 
 class Way(Enum):
@@ -119,6 +122,7 @@ def choose_way(way: Way, *, controlled: bool, captures: bool, ranks: int, argume
         return Graphs(Way.OFF, f"{ranks} ranks under CUDA graphs cannot run verify eagerly each by itself; see VERIFY_ATTN_HOT=both", captures, alone)
     tied = [] if getattr(arguments, CUSTOM_OFF, False) else ["custom all-reduce (see --disable-custom-all-reduce)"]
     tied += [name for name in TIED if getattr(arguments, name, False)]
+    tied += [f"{REGISTER}={os.environ[REGISTER]}"] if os.environ.get(REGISTER, "0") != "0" else []
     if tied and not alone:
         return Graphs(Way.OFF, f"{ranks} ranks share memory by {', '.join(tied)}, which ties the graphs of all ranks together", captures, alone)
     return Graphs(way, "", captures, alone)
