@@ -69,7 +69,7 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
 
     def switch(context: StepContext) -> Facts:
         production, digest = live.production(context), context.facts[PUSH]["candidate"]
-        there = {s.host.name for s in production.observe() if s.current == digest and s.lease and s.lease.active and s.in_service}  # a killed process got so far
+        there = {s.host.name for s in production.observe() if s.current == digest and s.leased and s.in_service}  # a killed process got so far
         failed: dict[str, Any] = {}
         with live.traffic(context).during(CANARY) as load:
             try:
@@ -87,7 +87,7 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
             return True
         names = {host.name for host in arms.canary}
         states = [s for s in live.production(context).observe() if s.host.name in names]
-        return all(s.current == facts["digest"] and s.lease and s.lease.active and s.in_service for s in states)
+        return all(s.current == facts["digest"] and s.leased and s.in_service for s in states)
 
     return Step(CANARY, f"{names(arms.canary)} to the candidate: drain, lease, switch, restart, prove every rank, warm up", switch, holds=holds)
 

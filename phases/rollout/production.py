@@ -19,7 +19,7 @@ from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_bac
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
-from phases.fleet.errors import HostLockedError, RouterError
+from phases.fleet.errors import HostLockedError, LeaseError, RouterError
 from phases.fleet.locks import HostLock, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
@@ -57,6 +57,11 @@ class WorkerState:
     serving: bool = False
     in_service: bool = False
     error: str = ""
+
+    @property
+    def leased(self) -> bool:
+        """Whether it is under a lease that a run confirmed and that has not ended: not one cut short, nor one that is going back."""
+        return self.lease is not None and self.lease.state == "confirmed"
 
     def describe(self) -> dict[str, Any]:
         lease = f"{self.lease.state}, {self.lease.seconds_left:.0f} s" if self.lease and self.lease.active else ""
@@ -302,13 +307,30 @@ class Production:
         self.progress(f"{host.name}: outputs agree with {whose}: {found.error:.2g} nats a token apart over {found.n} tokens")
 
     def adopt_leases(self) -> None:
-        """Go on renewing the leases an earlier process of this run left active. Hosts that cannot be asked are left to go back."""
+        """Go on renewing the leases an earlier process of this run left, at once, since nobody knows how much of their time is left. A host whose
+        lease has run out meanwhile is put back before anything else looks at it. Hosts that cannot be asked are left to go back."""
         found = self.fleet.each(read_lease, deadline=60.0)
         for name, result in found.items():
             if result.ok and result.value and result.value.active and name not in self.leases:
                 session = self.fleet.session(self.fleet[name])
                 self.leases[name] = Lease(session, self.take_lock(session).token, lease_id=result.value.id)
-                self._renew().add(name, result.value.id)
+                if result.value.state == "confirmed":  # an armed one cannot be renewed: its switch was cut short, and is begun anew
+                    self._go_on_with(self.leases[name])
+
+    def _go_on_with(self, lease: Lease) -> None:
+        host = lease.session.host
+        try:
+            lease.renew(self.fleet_settings.lease.bake)
+        except LeaseError as late:
+            self.progress(f"{host.name}: {late.message} It goes back before this run goes on.")
+            try:
+                self.go_back(host)
+            except PhaseError as fault:  # what has become of it is observed by whoever needs it
+                self.progress(f"{host.name}: {fault}")
+            return
+        except FleetError as fault:
+            self.progress(f"{host.name}: {fault.message} Its lease is tried again.")
+        self._renew().add(host.name, lease.id)
 
     def lost_leases(self) -> dict[str, str]:
         """Workers whose lease could not be renewed, and why."""

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
+from phases.fleet.errors import LeaseError
+from phases.fleet.fanout import HostResult
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
-from phases.fleet.lease import Lease
+from phases.fleet.lease import Lease, LeaseState
 
 
 class Renewer:
-    """Renews leases from a thread of its own over connections of its own, three times a lease's length."""
+    """Renews leases from a thread of its own over connections of its own, three times a lease's length.
+
+    A lease counts as lost when its host says that it is over, or could not be asked twice in a row: a single renewal may fail, since the
+    lease still lasts when the next is due.
+    """
 
     def __init__(self, workers: Sequence[Host], window: float) -> None:
         self._window, self._fleet = window, Fleet(workers)
         self._leases: dict[str, str] = {}
         self._lost: dict[str, str] = {}
+        self._missed: dict[str, int] = {}  # renewals in a row
         self._guard, self._stopped = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
         self._thread.start()
 
     def add(self, name: str, lease_id: str) -> None:
+        """Begin with one that has just been confirmed or renewed."""
         with self._guard:
             self._leases[name] = lease_id
 
     def drop(self, name: str) -> None:
         with self._guard:
-            self._leases.pop(name, None)
-            self._lost.pop(name, None)
+            for known in (self._leases, self._lost, self._missed):
+                known.pop(name, None)
 
     def lost(self) -> dict[str, str]:
         with self._guard:
@@ -40,17 +49,27 @@ class Renewer:
         self._fleet.close()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._window / 3):
+        every = pause = self._window / 3
+        while not self._stopped.wait(pause):
+            begun = time.monotonic()
             with self._guard:
                 leases = dict(self._leases)
-            hosts = [self._fleet[name] for name in leases]
-            if not hosts:
-                continue
-            results = self._fleet.each(lambda session: Lease(session, "", lease_id=leases[session.host.name]).renew(self._window),
-                                       hosts=hosts, deadline=self._window / 3)  # fmt: skip
-            with self._guard:
-                for name, result in results.items():
-                    if result.ok:
-                        self._lost.pop(name, None)
-                    elif name in self._leases:
-                        self._lost[name] = result.reason
+            if leases:
+                self.renew(leases, deadline=every)
+            pause = max(0.0, every - (time.monotonic() - begun))
+
+    def renew(self, leases: dict[str, str], deadline: float) -> None:
+        """Once, all of them (host name to lease); in so many seconds."""
+        results = self._fleet.each(lambda session: Lease(session, "", lease_id=leases[session.host.name]).renew(self._window),
+                                   hosts=[self._fleet[name] for name in leases], deadline=deadline)  # fmt: skip
+        with self._guard:
+            for name, result in results.items():
+                if self._leases.get(name) == leases[name]:  # else it has ended meanwhile, or another has begun
+                    self._note(name, result)
+
+    def _note(self, name: str, result: HostResult[LeaseState]) -> None:
+        self._missed[name] = 0 if result.ok else self._missed.get(name, 0) + 1
+        if result.ok:
+            self._lost.pop(name, None)
+        elif isinstance(result.error, LeaseError) or self._missed[name] > 1:
+            self._lost[name] = result.reason

@@ -23,7 +23,7 @@ from phases.rollout.arms import like_for_like, waves
 from phases.rollout.bake import Verdict
 from phases.rollout.decided import GOING_BACK, decide, decided
 from phases.rollout.live import Live, fleet_settings
-from phases.rollout.production import Production
+from phases.rollout.production import Production, WorkerState
 from phases.rollout.reference import Level
 from phases.rollout.rollback import roll_back
 from phases.rollout.shared_steps import FLEET, PUSH, batches_under_floor, names, together
@@ -75,7 +75,7 @@ def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmov
         digest = context.facts[PUSH]["candidate"]
         lost = load_results(context.work / facts["kept"]).facts.get("lost", {})
         states = {s.host.name: s for s in live.production(context).observe()}
-        return all(states[h.name].current == digest and states[h.name].in_service for h in moving if h.name not in lost)
+        return all(_moved(states[host.name], digest) for host in moving if host.name not in lost)
 
     step = run.results_step(wave_name(number), f"{names(moving)} move under leases, {against_whom}", measure)
     return dataclasses.replace(step, holds=lambda context, facts: step.holds(context, facts) and holds(context, facts))  # type: ignore[misc]
@@ -192,12 +192,17 @@ def _move(production: Production, moving: tuple[Host, ...], digest: str, context
     """Switch the wave's workers in batches under the floor; who failed, and why. They are back on what they had."""
     lost: dict[str, str] = {}
     here = {s.host.name: s for s in production.observe()}
-    todo = tuple(h for h in moving if not (here[h.name].current == digest and here[h.name].in_service))
+    todo = tuple(host for host in moving if not _moved(here[host.name], digest))
     for batch in batches_under_floor(production, todo):
         for host, fault in together(batch, lambda host: production.switch(host, digest)).items():
             lost[host] = str(fault)
         context.progress(f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service"))
     return lost
+
+
+def _moved(state: WorkerState, digest: str) -> bool:
+    """Whether it serves users on the release, under a lease that still holds or for good."""
+    return state.current == digest and state.in_service and (state.leased or state.last_good == digest)
 
 
 def _concluded(number: int, verdict: Verdict, context: StepContext) -> dict[str, Any]:
