@@ -198,10 +198,17 @@ def compared() -> dict:
     return found | {"byte": open(CONTROL.name).read()}
 
 
+def unknown_settings() -> list[str]:
+    """Settings that are looked at and that this SGLang does not have where it keeps what it decided."""
+    from sglang.srt.arg_groups.fields.exec_ import ExecComm
+
+    return [name for name in (graphs.CUSTOM_OFF, *graphs.TIED) if name not in ExecComm.__struct_fields__]
+
+
 def main() -> None:
     graphs.hook()
     HookRegistry.apply_hooks()
-    report = {"missing": graphs.missing_hook(Way.BOTH), "eager": eager_incumbent(), "both": both_captured(), "compared": compared()}
+    report = {"missing": graphs.missing_hook(Way.BOTH), "unknown": unknown_settings(), "eager": eager_incumbent(), "both": both_captured(), "compared": compared()}
     os.unlink(CONTROL.name)
     json.dump(report, sys.stdout)
 

@@ -101,9 +101,10 @@ def of_server(runner, control) -> Graphs:
         from sglang.srt.model_executor.cuda_graph_config import Backend
 
         captures = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
+        arguments = get_exec().comm  # as decided; the server's arguments keep what was asked for
     except (ImportError, AttributeError):  # SGLang before 0.5.23
-        captures = not getattr(runner.server_args, "disable_cuda_graph", False)
-    return choose_way(wanted(), controlled=bool(control.path), captures=captures, ranks=get_parallel().tp_size, arguments=runner.server_args)
+        captures, arguments = not getattr(runner.server_args, "disable_cuda_graph", False), runner.server_args
+    return choose_way(wanted(), controlled=bool(control.path), captures=captures, ranks=get_parallel().tp_size, arguments=arguments)
 
 
 def choose_way(way: Way, *, controlled: bool, captures: bool, ranks: int, arguments: object) -> Graphs:
@@ -111,7 +112,7 @@ def choose_way(way: Way, *, controlled: bool, captures: bool, ranks: int, argume
 
     Args:
         way: asked for. controlled: there is a control file. captures: decode runs under CUDA graphs.
-        ranks: tensor-parallel ranks. arguments: SGLang's server arguments.
+        ranks: tensor-parallel ranks. arguments: SGLang's, of its communication.
     """
     alone = ranks == 1
     if not (controlled and captures):  # eager forwards follow the control as they are
