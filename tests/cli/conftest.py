@@ -18,7 +18,7 @@ class Phase:
     def __init__(self, directory):
         self.directory = directory
 
-    def __call__(self, *arguments, code=0, env=None, cwd=None, preexec_fn=None, timeout=200):
+    def __call__(self, *arguments, code=0, env=None, cwd=None, preexec_fn=None, timeout=400):
         done = subprocess.run(
             [sys.executable, "-m", "phases.cli.main", *map(str, arguments)], cwd=cwd or self.directory, capture_output=True, text=True,
             env={**os.environ, **(env or {})}, timeout=timeout, check=False, stdin=subprocess.DEVNULL, preexec_fn=preexec_fn,

@@ -23,7 +23,7 @@ class Terminal:
         os.close(follower)
         self.text = ""
 
-    def read_until(self, words, seconds=60):
+    def read_until(self, words, seconds=200):
         until = time.monotonic() + seconds
         while words not in self.text:
             assert time.monotonic() < until, self.text
@@ -42,7 +42,7 @@ class Terminal:
         os.write(self.leader, text.encode())
 
     def end(self):
-        code = self.process.wait(60)
+        code = self.process.wait(200)
         while select.select([self.leader], [], [], 0.2)[0]:
             try:
                 self.text += os.read(self.leader, 65536).decode()

@@ -39,6 +39,13 @@ def test_help_names_the_exit_codes():
     assert "3  waiting for review" in shown and "8  rollback incomplete" in shown
 
 
+@pytest.mark.parametrize("group", [[], ["gate"]], ids=" ".join)
+def test_a_group_alone_shows_its_help_once(group):
+    shown = subprocess.run([sys.executable, "-m", "phases.cli.main", *group], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == CliRunner().invoke(cli, [*group, "--help"], prog_name="phase").output
+
+
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "rich", "fabric", "paramiko", "requests", "yaml")
 
 

@@ -52,6 +52,25 @@ def test_only_the_widest_columns_words_are_broken_before_rows_go_below_each_othe
     assert len(lines) == 5 and lines[0].split() == ["name", "digest", "n"] and lines[1].rstrip().endswith("12")
 
 
+def test_two_long_columns_share_the_room():
+    lines = _shown(60, ("check", "found", "cure"), [("nvcc", "word " * 12, ""), ("repository", "none", "word " * 12)]).splitlines()
+    found, cure = lines[0].index("found"), lines[0].index("cure")
+    assert abs((cure - found) - (60 - cure)) <= 4
+
+
+def test_lines_fold_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
+    from phases.cli.common import flowed
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    text = "  Waiting for a person who reads it: `phase gate review -p a.yaml`, then goes on."
+    assert flowed(text, io.StringIO()) == text
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    assert flowed(text, terminal).splitlines() == ["  Waiting for a person who reads it:", "    `phase gate review -p a.yaml`, then", "    goes on."]
+    assert flowed("x" * 60, terminal) == "x" * 60  # never broken: it may be an address or a digest to copy
+
+
 def test_an_empty_table_is_its_head():
     assert _shown(80, ("a", "b"), []).split() == ["a", "b"]
 

@@ -45,7 +45,7 @@ def _stop_at(phase, words, number, *arguments):
         if words in line:
             os.kill(process.pid, number)
             break
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=400)
     return process.returncode, stderr
 
 

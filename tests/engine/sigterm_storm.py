@@ -37,7 +37,7 @@ main()
 """
 ROOT = Path(__file__).parents[2]
 GRACE = 0.1  # seconds between sending the signal and Python running its handler, while another step may still begin
-PATIENCE = 120.0  # seconds a shot may take to end, on a busy machine
+PATIENCE = 250.0  # seconds a shot may take to end, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,9 @@ def shoot(directory: Path, delay: float) -> Shot:
     process = start(directory)
     try:
         process.wait(timeout=delay)
-        sent = time.time()
     except subprocess.TimeoutExpired:
-        sent = time.time()
         process.send_signal(signal.SIGTERM)
+    sent = time.time()  # read when it has been sent: a busy machine may let this process wait in between
     try:
         out, err = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

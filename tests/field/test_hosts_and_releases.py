@@ -29,11 +29,11 @@ from phases.verdict import Verdict
 from tests.fleet.conftest import driver, local, lock, open_session, service_bundle, session, sshd  # noqa: F401 - fixtures
 from tests.fleet.sshfleet import SSHD, SshFleet
 
-WINDOWS = Windows(30.0, 30.0)
+WINDOWS = Windows(300.0, 300.0)
 needs_sshd = pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")
 
 
-def ready(host: Host, timeout: float = 10.0) -> Ready:
+def ready(host: Host, timeout: float = 90.0) -> Ready:
     return Ready(int(host.values["port"]), timeout=timeout)
 
 
@@ -75,8 +75,8 @@ def test_a_failed_start_is_told_long_before_its_deadline(local: Host, session: H
     first_release(session, lock, driver, good.digest, ready(local))
     begun = time.monotonic()
     with pytest.raises(FleetError) as told:
-        guarded_switch(session, lock, driver, bad.digest, ready(local, 25.0), WINDOWS)
-    assert time.monotonic() - begun < 25.0  # the deadline of a start; a dead one is seen at once
+        guarded_switch(session, lock, driver, bad.digest, ready(local, 200.0), WINDOWS)
+    assert time.monotonic() - begun < 200.0  # the deadline of a start; a dead one is seen at once
     assert "no kernel image is available" in str(told.value)
 
 

@@ -48,7 +48,7 @@ def on_the_incumbent(fleet: LightFleet) -> bool:
 
 
 def test_a_canary_that_never_gets_ready_is_rolled_back_at_its_deadline(fleet: LightFleet) -> None:
-    fleet.configure(candidate={"NEVER_READY": 1}, ready=2)
+    fleet.configure(candidate={"NEVER_READY": 1}, ready=8)
     done = fleet.phase("run", "tp8-canary", "--yes")
     assert done.returncode == 7 and on_the_incumbent(fleet), done.stdout
     assert "did not answer" in done.stdout or "not ready" in done.stdout or "503" in done.stdout, done.stdout
@@ -96,13 +96,13 @@ def test_without_traffic_the_canary_is_held_and_never_promoted(fleet: LightFleet
 
 
 def test_a_rollback_from_another_terminal_in_the_middle_of_a_canary(fleet: LightFleet) -> None:
-    fleet.configure(deadline=60, probes=0, rate=0)
+    fleet.configure(deadline=600, probes=0, rate=0)
     with fleet.start("run", "tp8-canary", "--yes") as running:
         try:
-            _until(lambda: any(s.current == fleet.digests["candidate"] and s.in_service for s in fleet.states()), 40)
+            _until(lambda: any(s.current == fleet.digests["candidate"] and s.in_service for s in fleet.states()), 200)
             done = fleet.phase("rollback", "--yes", "--reason", "p99 doubled", "--json")
             assert done.returncode == 0, done.stdout
-            out, _ = running.communicate(timeout=90)
+            out, _ = running.communicate(timeout=300)
         except BaseException:
             running.kill()
             raise

@@ -54,8 +54,12 @@ def service_bundle(size: int = 1000, **settings: object) -> Bundle:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "tests/fleet" in str(item.path) and {"sshd", "namespaced"} & set(getattr(item, "fixturenames", ())):
+        if "tests/fleet" not in str(item.path):
+            continue
+        used = set(getattr(item, "fixturenames", ()))
+        if used & {"sshd", "namespaced", "local", "router_url"}:
             item.add_marker(pytest.mark.fleet)
+        if used & {"sshd", "namespaced"}:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)"))
 
@@ -118,8 +122,8 @@ def lock(session: HostSession) -> HostLock:
 
 @pytest.fixture
 def driver() -> ProcessDriver:
-    return ProcessDriver(drain=5)
+    return ProcessDriver(drain=20)
 
 
-def ready_of(host: Host, timeout: float = 45) -> Ready:
+def ready_of(host: Host, timeout: float = 120) -> Ready:
     return Ready(int(host.values["port"]), timeout=timeout)

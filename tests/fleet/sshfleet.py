@@ -21,13 +21,18 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 
+_DRAW, _GIVEN = random.SystemRandom(), set[int]()  # not the tests' seeded numbers: two runs on one machine must not meet
+
+
 def free_port() -> int:
-    """A port nobody listens on, below the range that outgoing connections take theirs from."""
+    """A port nobody listens on, below the range that outgoing connections take theirs from; never one that was given before."""
     while True:
-        port = random.randrange(15000, 32000)
+        port = _DRAW.randrange(15000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
 
 
 def can_make_namespaces() -> bool:
@@ -180,7 +185,7 @@ class SshFleet:
         host.process = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
 
     def _wait(self, host: SshdHost) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 90
         while True:
             try:
                 with socket.create_connection((host.address, host.port), 1) as probe:
@@ -207,7 +212,7 @@ class SshFleet:
         """The toolkit's view of one of them."""
         sshd = self.hosts[number]
         ssh = SshOptions(user=_user(), port=sshd.port, key_files=(self.key,), known_hosts=(self.known_hosts,), agent=False, config_file=Path("/dev/null"))
-        options: dict[str, object] = {"root": str(sshd.root), "python": PYTHON, "ssh": ssh, "timeouts": timeouts or Timeouts(connect=5, channel=5, command=20)}
+        options: dict[str, object] = {"root": str(sshd.root), "python": PYTHON, "ssh": ssh, "timeouts": timeouts or Timeouts(connect=30, channel=30, command=90)}
         return Host(name=sshd.name, address=sshd.address, **{**options, **changes})  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ def worker(local: Host, driver: ProcessDriver) -> Iterator[Worker]:
 
 def test_guarded_switch_and_back(worker: Worker) -> None:
     ready = ready_of(worker.host)
-    lease = guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready, Windows(60, 60))
+    lease = guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready, Windows(300, 300))
     assert worker.served() == worker.new.digest
     lock = HostLock(lease.session, "test", token=worker.lock.token)
     assert switch_back(lease.session, lock, worker.driver, ready) == worker.old.digest
@@ -40,11 +40,11 @@ def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: 
     bad = service_bundle(**fault)
     push(worker.session, worker.lock, bad)
     with pytest.raises(ServiceError, match=message) as caught:
-        guarded_switch(worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 3), Windows(LONG, LONG))
+        guarded_switch(worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 5), Windows(LONG, LONG))
     assert f"back on {worker.old.digest[:12]}" in caught.value.hint
     if "crash" in fault:
         assert "no kernel image is available" in str(caught.value)
-    assert worker.served() == worker.old.digest
+    eventually(lambda: worker.served() == worker.old.digest)
 
 
 def test_a_window_shorter_than_a_start_may_take_is_refused(worker: Worker) -> None:

@@ -49,7 +49,7 @@ def test_at_most_the_limit_at_once_and_that_many_really() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        full.wait(10)  # breaks unless four are here together
+        full.wait(90)  # breaks unless four are here together
         with lock:
             running -= 1
 
@@ -63,24 +63,24 @@ def test_a_hanging_host_does_not_hold_the_others_and_is_abandoned() -> None:
 
     def act(host: Host) -> str:
         if host.name == "h0":
-            release.wait(30)
+            release.wait(300)
         return host.name
 
     def abandon(host: Host) -> None:
         abandoned.append(host.name)
         release.set()
 
-    results = fan_out(HOSTS, act, limit=2, deadline=1.0, abandon=abandon, on_result=lambda r: done.append(r.host.name))
+    results = fan_out(HOSTS, act, limit=2, deadline=3.0, abandon=abandon, on_result=lambda r: done.append(r.host.name))
     assert results["h0"].outcome is Outcome.TIMED_OUT
     assert all(results[host.name].ok for host in HOSTS[1:])
-    release.wait(5)
+    assert release.wait(60)
     assert abandoned == ["h0"]
     assert sorted(done) == sorted(host.name for host in HOSTS), "every host is reported once"
 
 
 def test_hosts_never_begun_are_told_apart_from_those_cut_off() -> None:
     release = threading.Event()
-    results = fan_out(HOSTS[:3], lambda host: release.wait(30), limit=1, deadline=0.2, abandon=lambda host: release.set())
+    results = fan_out(HOSTS[:3], lambda host: release.wait(30), limit=1, deadline=2.0, abandon=lambda host: release.set())
     assert [result.outcome for result in results.values()] == [Outcome.TIMED_OUT, Outcome.NOT_STARTED, Outcome.NOT_STARTED]
 
 
@@ -96,11 +96,11 @@ def test_an_interrupt_abandons_what_runs_and_is_raised() -> None:
 
     def act(host: Host) -> None:
         if host.name != "h0":
-            release.wait(30)
+            release.wait(300)
 
     with pytest.raises(KeyboardInterrupt):
         fan_out(HOSTS[:3], act, limit=3, abandon=lambda host: abandoned.append(host.name), on_result=interrupt)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while len(abandoned) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     release.set()

@@ -59,6 +59,7 @@ def test_service_kinds(kind: str, made: object) -> None:
         ("root: /srv/w0", "root: srv", 3, "text of the form"),
         ("port: 30000", "portt: 30000", 3, "unknown key 'portt' (did you mean 'port'?)"),
         ("name: \"sglang-{name}\", ", "", 12, "a systemd service needs its `name`"),
+        ('name: "sglang-{name}"', "name: --force", 12, "`name` '--force' would be an option to systemctl or docker"),
         ("kind: systemd", "kind: sytemd", 12, "one of process, systemd, docker"),
         ("arm: 10m", "arm: 1m", 13, "must be longer than service.ready + service.drain (260 s)"),
         (', url: "http://router:30100"', "", 14, "needs its `url`"),

@@ -22,7 +22,7 @@ from phases.fleet.session import HostSession
 from phases.fleet.transport import Transport, connect, run
 from tests.fleet.sshfleet import SshFleet, free_port
 
-SHORT = Timeouts(connect=4, channel=4, command=4, keepalive=1)
+SHORT = Timeouts(connect=8, channel=8, command=8, keepalive=1)
 
 
 @pytest.fixture(params=["local", "ssh"])

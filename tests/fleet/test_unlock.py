@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def phase(repository: Repository, *arguments: str, **more: object) -> subprocess
 def test_it_shows_whose_lock_it_is_and_does_nothing_unasked(repository: Repository, held: HostLock) -> None:
     done = phase(repository, "unlock", "w0", "w1")
     assert done.returncode == 6
-    assert "w0 is locked: ada@ops pid 7, for phase run tp8-canary, taken 0 s ago" in done.stdout.replace("1 s", "0 s")
+    assert re.search(r"w0 is locked: ada@ops pid 7, for phase run tp8-canary, taken \d+ (s|min) ago", done.stdout), done.stdout
     assert "w1 is not locked." in done.stdout and "--yes" in done.stderr
     assert show_lock(held.session).token == held.token
 
@@ -78,7 +79,7 @@ def test_a_person_is_asked(repository: Repository, held: HostLock, answer: str, 
     argv = [sys.executable, "-m", "phases.cli.main", "unlock", "w0"]
     process = subprocess.Popen(argv, cwd=repository.path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.write(ours, answer.encode())
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     os.close(ours)
     os.close(theirs)
     assert process.returncode == code, (out, err)

@@ -23,7 +23,7 @@ from tests.fleet.conftest import ready_of, service_bundle
 LONG = 600.0  # a window no test waits for
 
 
-def eventually(true: Callable[[], object], seconds: float = 90.0) -> None:
+def eventually(true: Callable[[], object], seconds: float = 200.0) -> None:
     """Wait until something holds; the limit is only there so that a failure ends."""
     until = time.monotonic() + seconds
     while not true():

@@ -30,7 +30,7 @@ CAUGHT = {
 @pytest.fixture(scope="module")
 def records():
     variants = ["plain", "honest", *CAUGHT]
-    found = benchmark.measure(kernels.cheats(), "cpu", CEILINGS, (), variants=variants, effort=QUICK, silence=20)
+    found = benchmark.measure(kernels.cheats(), "cpu", CEILINGS, (), variants=variants, effort=QUICK, silence=120)
     assert len(found) == len(variants)
     return {record.variant: record for record in found}
 

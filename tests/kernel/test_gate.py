@@ -21,9 +21,9 @@ CHEATS = ("caches_by_shape", "caches_after_warmup", "skips_half", "ignores_mask"
 @pytest.fixture(scope="module")
 def measured():
     kernel, names = kernels.cheats(), ["plain", "honest", *CHEATS]
-    proofs = parity.prove(kernel, "cpu", variants=names, cases=["q5/*"], silence=20)
+    proofs = parity.prove(kernel, "cpu", variants=names, cases=["q5/*"], silence=120)
     tops = (Ceiling("cpu", "read", 40e9), Ceiling("cpu", "flops_float32", 400e9))
-    timings = benchmark.measure(kernel, "cpu", tops, proofs, variants=names, effort=QUICK, silence=20)
+    timings = benchmark.measure(kernel, "cpu", tops, proofs, variants=names, effort=QUICK, silence=120)
     return Results("build-parity", "cheats", parity=proofs, benchmark=timings, ceilings=tops)
 
 

@@ -26,7 +26,7 @@ class Receiver:
                 receiver.requests.append((self.path, dict(self.headers), json.loads(body)))
                 answer = receiver.answers.pop(0) if len(receiver.answers) > 1 else receiver.answers[0]
                 if answer == Receiver.HANG:
-                    receiver.release.wait(30)
+                    receiver.release.wait(600)
                     return
                 status, headers = answer if isinstance(answer, tuple) else (answer, {})
                 self.send_response(status)

@@ -67,9 +67,10 @@ def test_a_target_that_hangs_keeps_nobody_waiting_and_the_end_is_bounded(receive
     notifier, said = _notifier([hanging, _webhook(receiver)], flush=0.5)
     notifier.send(message)
     notifier.send(message)
-    assert hanging.begun.wait(10)
-    while len(receiver.requests) < 2:
+    assert hanging.begun.wait(60)
+    while len(notifier.deliveries) < 2:
         time.sleep(0.01)
+    assert len(receiver.requests) == 2
     assert not hanging.ended.is_set()  # still hanging, and yet the other got both
     notifier.close()
     assert hanging.abandoned and len(said) == 2 and all("given up" in line for line in said)
@@ -88,7 +89,7 @@ class _Hanging:
 
     def deliver(self, message):
         self.begun.set()
-        self.release.wait(60)
+        self.release.wait(600)
         self.ended.set()
 
     def abandon(self):
@@ -133,9 +134,9 @@ def test_whatever_a_target_or_a_listener_does_the_sender_never_sees_it(message):
 
 
 def test_nothing_is_started_where_nothing_is_sent(receiver):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Notifier([_webhook(receiver)], warn=print):
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before
 
 
 def test_waiting_at_the_end_is_said_and_ctrl_c_ends_it(message, monkeypatch):
@@ -144,7 +145,7 @@ def test_waiting_at_the_end_is_said_and_ctrl_c_ends_it(message, monkeypatch):
     hanging = _Hanging()
     notifier, said = _notifier([hanging], flush=600.0)
     notifier.send(message)
-    assert hanging.begun.wait(10)
+    assert hanging.begun.wait(60)
     calls, wait = [], notifier._wait
 
     def interrupted(until):

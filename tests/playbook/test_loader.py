@@ -64,6 +64,7 @@ def test_everything_of_a_playbook(load):
         ("kernel: kernel.yaml", f"kernel: {'k' * 5000}", 3, "there is no file k"),
         ("seconds: 500ms", f"seconds: {'9' * 400}", 9, "a finite number"),
         ("ledger:", "leger:", 4, "did you mean 'ledger'"),
+        ("remote: origin", "remote: --upload-pack=x", 4, "text of the form"),
         ("  build-parity:", "  build_parity:", 6, "did you mean 'build-parity'"),
         ("review: none", "review: never", 7, "one of required, none"),
         ("device: cpu", "gates: cpu", 8, "did you mean 'gate'"),

@@ -46,7 +46,7 @@ class Driven:
     def playbook(self) -> Playbook:
         return loader.load(self.repo / "playbook.yaml")
 
-    def phase(self, *arguments: str, kill: Boundary = NEVER, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def phase(self, *arguments: str, kill: Boundary = NEVER, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
         """`phase ARGUMENT...` in a process of its own, killed at a boundary (event, step, moment) if one is given."""
         with self.start(*arguments, kill=kill) as process:
             try:
@@ -114,7 +114,7 @@ def boundaries(phase: str, *, every: bool) -> list[Boundary]:
     return found + ([("run-finished", "", "before"), ("run-finished", "", "after")] if every else [("run-finished", "", "before")])
 
 
-def chain(fleet: Driven, phase: str, where: Sequence[Boundary], killed: Callable[[Boundary], None], *, timeout: float = 120.0) -> Any:
+def chain(fleet: Driven, phase: str, where: Sequence[Boundary], killed: Callable[[Boundary], None], *, timeout: float = 300.0) -> Any:
     """One run, killed at each boundary in turn and resumed from there; `killed` looks at what is left each time.
 
     Returns the process that brought the run to its end. A boundary the run never came to is an AssertionError.

@@ -69,12 +69,12 @@ kernel: kernel.yaml
 fleet:
   hosts:
 {hosts}
-  service: {{kind: process, ready: {ready:g}, drain: 3}}
+  service: {{kind: process, ready: {ready:g}, drain: {drain:g}}}
   lease: {{arm: {arm:g}, bake: {lease:g}}}
-  router: {{kind: sglang, url: "{router}", timeout: 20}}
-  timeouts: {{connect: 5, channel: 5, command: 20}}
+  router: {{kind: sglang, url: "{router}", timeout: 60}}
+  timeouts: {{connect: 30, channel: 30, command: 90}}
 production:
-  server: {{python: "{python}", model: none, arguments: ["--skip-tokenizer-init"], request_timeout: 20}}
+  server: {{python: "{python}", model: none, arguments: ["--skip-tokenizer-init"], request_timeout: 60}}
   incumbent: {{backend: light_incumbent}}
   candidate: {{backend: light_candidate, environment: {candidate}}}
   min_available: {{count: {floor}}}
@@ -115,14 +115,14 @@ class LightFleet(Driven):
     """The fleet and its repository.
 
     Attributes:
-        lease: seconds a canary waits for the toolkit.
+        lease: seconds a canary waits for the toolkit. As all limits here it is long: only tests of what happens at its end make it short.
         ssh: how many of the four workers are behind sshd; the others are local.
     """
 
     directory: Path
     ssh: int = 2
     count: int = 4
-    lease: float = 20.0
+    lease: float = 90.0
     router_arguments: tuple[str, ...] = ("--policy", "round_robin")
     sshd: SshFleet | None = None
     router: subprocess.Popen[bytes] | None = None
@@ -178,12 +178,12 @@ class LightFleet(Driven):
 
     # -- what the playbook says ------------------------------------------------------------------------------------------
 
-    def configure(self, *, candidate: dict[str, object] | None = None, deadline: float = 20.0, probes: float = 40.0, floor: int = 2, budget: int = 0,
-                  rate: float = 40.0, ready: float = 15.0, roll_back: bool = True, more: str = "", text: str = "") -> None:  # fmt: skip
+    def configure(self, *, candidate: dict[str, object] | None = None, deadline: float = 90.0, probes: float = 40.0, floor: int = 2, budget: int = 0,
+                  rate: float = 40.0, ready: float = 60.0, drain: float = 15.0, roll_back: bool = True, more: str = "", text: str = "") -> None:  # fmt: skip
         """Write and commit the playbook. `candidate`: faults of the candidate, as STANDIN_ variables without that prefix."""
         environment = json.dumps({f"STANDIN_{name}": str(value) for name, value in (candidate or {}).items()})
         judge = JUDGE.format(deadline=deadline, probes=probes)
-        made = PLAYBOOK.format(hosts=self._hosts(), ready=ready, arm=ready + 5, lease=self.lease, router=self.router_url, python=self.python,
+        made = PLAYBOOK.format(hosts=self._hosts(), ready=ready, drain=drain, arm=ready + drain + 5, lease=self.lease, router=self.router_url, python=self.python,
                                candidate=environment, floor=floor, budget=budget, rate=rate, judge=judge, roll_back=str(roll_back).lower())  # fmt: skip
         (self.repo / "playbook.yaml").write_text((text or made) + more)
         self._git("add", ".")
@@ -231,7 +231,7 @@ class LightFleet(Driven):
             session = production.fleet.session(host)
             session.do(production.driver(host).restarting(host))
             if not faults:
-                wait_ready(production.driver(host), session, int(host.values["port"]), timeout=20)
+                wait_ready(production.driver(host), session, int(host.values["port"]), timeout=90)
                 production.put_in(host)
 
     # -- what is observed --------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class LightFleet(Driven):
 
     def served_by(self) -> list[str]:
         """URLs in service as the router lists them."""
-        listed = requests.get(f"{self.router_url}/workers", timeout=5).json()["workers"]
+        listed = requests.get(f"{self.router_url}/workers", timeout=30).json()["workers"]
         return sorted(worker["url"] for worker in listed if worker["is_healthy"])
 
     @contextlib.contextmanager
@@ -251,7 +251,7 @@ class LightFleet(Driven):
         """Other people's traffic through the router while the block runs; how it went for them is appended at the end."""
         summaries: list[LoadSummary] = []
         prompts: Sequence[Prompt] = [Prompt("user", "hello", 8)]
-        with OpenLoopLoad(HttpSender(self.router_url, timeout=20.0), prompts, rate, max_in_flight=16, seed=1) as load:
+        with OpenLoopLoad(HttpSender(self.router_url, timeout=60.0), prompts, rate, max_in_flight=16, seed=1) as load:
             yield summaries
         summaries.append(load.summary())
 
@@ -262,7 +262,7 @@ class LightFleet(Driven):
                 "--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *self.router_arguments]  # fmt: skip
         log = open(self.directory / "router.log", "wb")  # noqa: SIM115
         self.router = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while True:
             try:
                 return requests.get(f"{self.router_url}/workers", timeout=2).raise_for_status()

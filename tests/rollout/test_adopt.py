@@ -11,7 +11,7 @@ import pytest
 from tests.fleet.sshfleet import SSHD
 from tests.rollout.light_fleet import LightFleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
+pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_watch_finds_a_disagreement_that_comes_later_and_outlives_a_worker_that_
         return agreement("differs" if turn >= 2 else "")
 
     with AgreementWatch(ask, dataclasses.replace(SETTINGS, every=0.001), at_once=True) as watch:
-        assert done.wait(20)
+        assert done.wait(120)
     assert asked[:4] == [0, 1, 2, 3]
     assert watch.disagreement().reason == "differs" and watch.found[0].reason == ""
 
@@ -130,6 +130,7 @@ def fleet(tmp_path: Path) -> Iterator[LightFleet]:
 
 
 @pytest.mark.slow
+@pytest.mark.fleet
 def test_a_wrong_canary_serves_nobody_and_one_that_turns_wrong_is_found_while_it_bakes(fleet):
     fleet.configure(candidate={"WRONG": 0.5})
     ended = fleet.phase("run", "tp8-canary", "--yes")

@@ -14,10 +14,15 @@ from phases.cli.main import cli
 from tests.rollout.light_fleet import LightFleet
 
 
+TIMES = {"ready": 15.0, "drain": 3.0, "deadline": 20.0}
+
+
 @pytest.fixture
 def fleet(tmp_path: Path) -> LightFleet:
     """A playbook of four workers; nothing of it runs."""
-    return LightFleet(tmp_path, ssh=0).prepare()
+    made = LightFleet(tmp_path, ssh=0).prepare()
+    made.configure(**TIMES)
+    return made
 
 
 def plan(fleet: LightFleet, *arguments: str) -> Result:
@@ -63,7 +68,7 @@ def test_the_rollout_exposes_everybody_wave_by_wave(fleet: LightFleet) -> None:
 
 def test_a_higher_floor_takes_more_restarts_one_after_another(fleet: LightFleet) -> None:
     wide = forecast(fleet, "full-rollout")["longest"]
-    fleet.configure(floor=3)
+    fleet.configure(floor=3, **TIMES)
     assert forecast(fleet, "full-rollout")["longest"] == wide + 2 * 18.0
 
 

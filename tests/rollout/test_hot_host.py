@@ -26,6 +26,7 @@ from tests.fleet.sshfleet import end_processes_of, free_port
 from tests.fleet.worker import LONG, eventually
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.fleet
 
 
 def bundle(name: str, **environment: str) -> Bundle:
@@ -64,7 +65,7 @@ class Place:
     def running(self) -> str:
         return json.loads((self.root / "run/service.json").read_text())["release"]
 
-    def hot(self, to: str, wait: float = 10.0, **arguments: object) -> dict:
+    def hot(self, to: str, wait: float = 60.0, **arguments: object) -> dict:
         return self.session.do(op("control.switch", to=to, wait=wait, ranks=2, **arguments))[0]
 
     def shown(self) -> dict:
@@ -96,7 +97,7 @@ def test_every_rank_acknowledges_whether_or_not_it_has_work(place):
     idle = place.hot("incumbent")
     assert idle["affected"] and not idle["missing"] and [r["choice"] for r in idle["ranks"]] == ["incumbent"] * 2
     assert all(r["confirmed"] is None and r["from_forward"] == 1 for r in idle["ranks"])
-    place.session.do(op("control.switch", to="candidate", wait=10, ranks=2, token=place.lock.token))
+    place.session.do(op("control.switch", to="candidate", wait=60, ranks=2, token=place.lock.token))
     (place.root / "busy").touch()
     eventually(lambda: all(r["confirmed"] for r in place.shown()["ranks"]))
     busy = place.hot("incumbent")
@@ -115,7 +116,7 @@ def test_forwards_needs_the_lock_and_back_does_not(place):
     stranger = HostSession(connect(place.host))
     with pytest.raises(FleetError):
         stranger.do(op("control.switch", to="candidate", wait=0.1, token="not mine"))
-    assert not stranger.do(op("control.switch", to="incumbent", wait=10, ranks=2))[0]["missing"]
+    assert not stranger.do(op("control.switch", to="incumbent", wait=60, ranks=2))[0]["missing"]
     with pytest.raises(FleetError, match="neither candidate nor incumbent"):
         stranger.do(op("control.switch", to="fastest", wait=0.1))
     stranger.close()
@@ -126,11 +127,11 @@ def test_a_dead_or_silent_rank_is_named(place):
     victim = json.loads((place.root / "facts/rank-1.json").read_text())["pid"]
     os.kill(victim, signal.SIGSTOP)
     try:
-        found = place.hot("incumbent", wait=0.4)
+        found = place.hot("incumbent", wait=6)  # so long that the other answers, on a busy machine too
         assert found["missing"] == "rank 1 still says candidate" and place.byte == b"i"
         (place.root / "facts/rank-1.json").touch()
         os.utime(place.root / "facts/rank-1.json", (1, 1))  # as if it had been silent for long
-        assert place.hot("incumbent", wait=0.1)["missing"] == "1 of 2 ranks report"
+        eventually(lambda: place.hot("incumbent", wait=0.1)["missing"] == "1 of 2 ranks report")
     finally:
         os.kill(victim, signal.SIGCONT)
     assert not place.hot("incumbent")["missing"]
@@ -176,7 +177,7 @@ def test_the_guard_falls_back_before_it_reverts(place):
     place.move_under_lease()
     record = json.loads((place.root / "lease.json").read_text())
     (place.root / "lease.json").write_text(json.dumps({**record, "deadline": 0.0}))  # as if nobody had renewed it
-    eventually(lambda: read_lease(place.session).state == "reverted", 40)
+    eventually(lambda: read_lease(place.session).state == "reverted")
     claimed = next(e for e in place.events() if e["event"] == "lease_reverting")
     assert claimed["control"] == "incumbent"  # by the time it is written down that the lease ran out
     place.ready()

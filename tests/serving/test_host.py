@@ -30,7 +30,7 @@ def host(tmp_path):
         made.stop(server)
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=120.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -35,8 +35,8 @@ def fleet(tmp_path_factory, receiver):
 
 
 def _status(fleet, *arguments):
-    command = [sys.executable, "-m", "phases.cli.main", "status", "-p", str(fleet.repo / "playbook.yaml"), *arguments]
-    done = subprocess.run(command, cwd=fleet.repo, capture_output=True, text=True, check=False, timeout=120)
+    command = [sys.executable, "-m", "phases.cli.main", "status", "-p", str(fleet.repo / "playbook.yaml"), "--timeout", "30", *arguments]
+    done = subprocess.run(command, cwd=fleet.repo, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
@@ -45,8 +45,8 @@ def test_a_canary_that_is_rolled_back_is_told_shown_and_measured(fleet, receiver
     """A candidate slower than the margin: exit 7, and everybody who should hear of it does."""
     monkeypatch.setenv("PAGER_URL", receiver.url)
     receiver.answers = [500, 200]  # the first attempt of the first message fails
-    fleet.configure(candidate={"SLOW": 12}, deadline=60.0,
-                    more="notify: {webhooks: [{url_env: PAGER_URL, events: [gate-failed, rollback-started, rollback-ended]}]}\nmetrics: {textfile: ../state.prom}\n")  # fmt: skip
+    fleet.configure(candidate={"SLOW": 40}, deadline=200.0,
+                    more="notify: {webhooks: [{url_env: PAGER_URL, timeout: 60, events: [gate-failed, rollback-started, rollback-ended]}]}\nmetrics: {textfile: ../state.prom}\n")  # fmt: skip
     done = fleet.phase("run", "tp8-canary", "--yes")
     assert done.returncode == 7, done.stdout
     events = [body["event"] for body in receiver.bodies]
@@ -77,7 +77,7 @@ def test_workers_and_router_that_are_gone_are_said_to_be(fleet):
     assert workers["w1"]["serving"] is False and "does not answer" in workers["w1"]["problem"] and workers["w2"]["problem"] == ""
     os.killpg(fleet.router.pid, signal.SIGSTOP)  # it takes connections and says nothing
     try:
-        shown = _status(fleet, "--json", "--timeout", "3")
+        shown = _status(fleet, "--json", "--timeout", "12")
         assert "router cannot be asked" in shown["fleet"]["note"] and {w["in_service"] for w in shown["fleet"]["workers"]} == {None}
         assert {w["name"] for w in shown["fleet"]["workers"] if w["current"]} == {"w1", "w2", "w3", "w4"}  # the hosts are asked all the same
     finally:
@@ -87,7 +87,7 @@ def test_workers_and_router_that_are_gone_are_said_to_be(fleet):
 def test_the_watch_tells_what_it_found_and_what_it_did(fleet, receiver, monkeypatch):
     monkeypatch.setenv("PAGER_URL", receiver.url)
     receiver.requests.clear()
-    fleet.configure(more="notify: {webhooks: [{url_env: PAGER_URL}]}\n")
+    fleet.configure(more="notify: {webhooks: [{url_env: PAGER_URL, timeout: 60}]}\n")
     end_processes_of(fleet.root(1))
     done = fleet.phase("watch", "--once")
     assert done.returncode == 7, done.stdout

@@ -42,7 +42,7 @@ def written(repository, phase, tmp_path):
 def test_before_any_run(written):
     found = written()
     assert found["phasegate_phase_state", (("phase", "build-parity"), ("state", "not-run"))] == 1
-    assert found["phasegate_run_active", ()] == 0 and abs(found["phasegate_status_timestamp_seconds", ()] - time.time()) < 60
+    assert found["phasegate_run_active", ()] == 0 and abs(found["phasegate_status_timestamp_seconds", ()] - time.time()) < 600
     assert not any(name.startswith(("phasegate_waiting", "phasegate_last_good", "phasegate_roll")) for name, _ in found)
 
 
@@ -51,7 +51,7 @@ def test_waiting_passed_and_rolled_back(repository, phase, written):
     found = written()
     states = {dict(labels)["state"]: value for (name, labels), value in found.items() if name == "phasegate_phase_state"}
     assert states.pop("waiting-for-review") == 1 and set(states.values()) == {0}
-    assert abs(found["phasegate_waiting_since_timestamp_seconds", (("phase", "build-parity"),)] - time.time()) < 60
+    assert abs(found["phasegate_waiting_since_timestamp_seconds", (("phase", "build-parity"),)] - time.time()) < 600
     assert found["phasegate_last_exit_code", (("phase", "build-parity"),)] == 3
     digest = phase.json("checkpoint", "list")["checkpoints"][0]["digest"]
     phase("gate", "approve", "--digest", digest[:16], "--reason", "good")

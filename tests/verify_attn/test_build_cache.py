@@ -121,7 +121,7 @@ def _start(cache: Path, compiler: Path) -> subprocess.Popen:
 
 
 def _wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -138,7 +138,7 @@ def test_a_killed_build_leaves_nothing_that_blocks_or_looks_finished(tmp_path):
     assert any(p.is_dir() and p.name.startswith(".cpu-") for p in cache.iterdir()), "killed before it had begun"
     hold.unlink()
     second = _start(cache, compiler)
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=400)
     assert second.returncode == 0, err
     assert Path(out.strip()).is_file()
     assert not [p for p in cache.iterdir() if p.is_dir() and p.name.startswith(".")], "the killed build's leftovers are still there"
@@ -151,7 +151,7 @@ def test_two_processes_compile_once(tmp_path):
     both = [_start(cache, compiler) for _ in range(2)]
     _wait_for(lambda: log.read_text(), "the compiler was never started")
     hold.unlink()
-    answers = [p.communicate(timeout=180) for p in both]
+    answers = [p.communicate(timeout=400) for p in both]
     assert [p.returncode for p in both] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
     assert len(log.read_text().splitlines()) == 5, "kernel for v3 and portable, entry, pool, link: once each"

@@ -37,16 +37,16 @@ def test_the_installed_wheel_builds_and_runs_its_kernel(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)], check=True, timeout=200)
+    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(source)], check=True, timeout=400)
     wheel = next(tmp_path.glob("*.whl"))
     names = set(zipfile.ZipFile(wheel).namelist())
     needed = {f"verify_attn/csrc/{name}" for lib in sources.LIBRARIES for name in (*lib.sources, *lib.headers)}
     assert needed <= names, f"missing from the wheel: {sorted(needed - names)}"
     site = tmp_path / "site"
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True, timeout=200)
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True, timeout=400)
     shutil.rmtree(source)
     env = {**os.environ, "PYTHONPATH": str(site), "VERIFY_ATTN_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", USE], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", USE], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     module, csrc, built, finite = done.stdout.strip().split("|")
     assert Path(module).is_relative_to(site) and Path(csrc).is_relative_to(site) and finite == "True"
