@@ -287,6 +287,24 @@ def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(sma
     undone = phase("rollback", "--hot", "--undo", "--yes")
     assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: lock on w2: locked by" in undone.stdout
     assert (small.byte("w1"), small.byte("w2")) == (b"c", b"i")  # another run's lease holds w2, and only its run may go forwards there
+    subprocess.run(["git", "symbolic-ref", "HEAD", "refs/heads/checkpoints"], cwd=repo, check=True)  # the ledger refuses a branch checked out
+    unrecorded = phase("rollback", "--hot", "--yes")
+    assert unrecorded.returncode == 1 and "is checked out" in unrecorded.stderr and small.byte("w1") == b"i"
+    order = [unrecorded.stderr.index(said) for said in ("traffic is safe: 4 ranks", "what failed is only to write that down", "ledger:")]
+    assert order == sorted(order), unrecorded.stderr
+
+
+def test_nothing_that_only_the_record_or_a_restart_needs_is_imported_before_the_byte_is_written():
+    program = """
+        import sys
+        import phases.cli.main, phases.cli.rollback, phases.rollback
+        from phases.playbook import loader
+        loader.load(sys.argv[1])
+        late = ("numpy", "requests", "rich", "phases.ledger.ledger", "phases.report.page", "phases.rollout.production", "phases.engine.session")
+        print([name for name in late if name in sys.modules])
+        """
+    argv = [sys.executable, "-c", textwrap.dedent(program), str(TOP / "playbooks" / "rtx-pro-6000-tp8.yaml")]
+    assert subprocess.run(argv, cwd=TOP, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("flags", [["--restore"], ["--undo"], ["--hot", "--restore", "--undo"]])
