@@ -148,8 +148,13 @@ def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> 
         return "one of the two has no source commit"
     if a == b:
         return "same commit" + (", with uncommitted changes" if new["source"].get("dirty") else "")
-    stat = ledger.git.attempt("diff", "--stat=90", "--no-color", a, b)
-    return stat if stat is not None else f"commit {a[:12]} is not in this clone"
+    # What a manifest calls a commit may be anything, an option of git's too: only what git resolves to an object reaches `diff`.
+    ids = [ledger.git.resolve(f"{commit}^{{commit}}") for commit in (a, b)]
+    lost = next((str(commit)[:12] for commit, found in zip((a, b), ids, strict=True) if not found), None)
+    if lost:
+        return f"commit {lost} is not in this clone"
+    stat = ledger.git.attempt("diff", "--stat=90", "--no-color", "--no-ext-diff", "--no-textconv", *map(str, ids))
+    return stat if stat is not None else "git cannot compare the two commits here"
 
 
 def _environment_change(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
