@@ -180,7 +180,7 @@ def _sources(given: Any, faults: _Faults) -> dict[str, str]:
         if not isinstance(path, str) or not path or not isinstance(text, str) or not text:
             faults.need(False, "each of `sources` must have a `path` and a `content` that are not empty")
             continue
-        faults.need(_confined(path), f"source path {path!r} must be relative, plain and without `..`")
+        faults.need(confined(path), f"source path {path!r} must be relative, plain and without `..`")
         faults.need(path not in found, f"source path {path!r} is given twice")
         faults.need(_encodable(text), f"the content of {path!r} is no text that UTF-8 can write")
         found[path] = text
@@ -198,7 +198,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _confined(path: str) -> bool:
+def confined(path: str) -> bool:
     """Whether it stays below the directory it is written to, on any file system."""
     pure = PurePosixPath(path)
     plain = all(char.isprintable() and char not in '\\:*?"<>|' for char in path)

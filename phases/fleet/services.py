@@ -15,6 +15,7 @@ from phases.fleet.errors import ServiceError
 from phases.fleet.host import Host
 from phases.fleet.kit import script
 from phases.fleet.session import HostSession, Operation, op
+from phases.redaction import without_secrets
 
 DRAIN_SECONDS = 30.0
 
@@ -44,7 +45,9 @@ class ServiceDriver(Protocol):
 
     def status(self, session: HostSession) -> ServiceStatus: ...
 
-    def logs(self, session: HostSession, lines: int = 50) -> str: ...
+    def logs(self, session: HostSession, lines: int = 50) -> str:
+        """The last lines the service wrote, without secrets: they are kept in checkpoints."""
+        ...
 
 
 def start(driver: ServiceDriver, session: HostSession) -> None:
@@ -103,7 +106,7 @@ class ProcessDriver:
         return ServiceStatus(found["running"], found["pid"], "running" if found["running"] else "stopped")
 
     def logs(self, session: HostSession, lines: int = 50) -> str:
-        return str(session.do(op("service", action="logs", number=lines))[0]["text"])
+        return without_secrets(str(session.do(op("service", action="logs", number=lines))[0]["text"]))
 
     def _script(self, host: Host, action: str) -> list[str]:
         return [host.python, "-E", "-s", "-S", script(host.root, "process.py"), action, host.root, f"{self.drain:g}"]
@@ -149,11 +152,12 @@ class SystemdDriver:
 
     def logs(self, session: HostSession, lines: int = 50) -> str:
         argv = ["journalctl", *(["--user"] if self.user else []), "--unit", self.unit, "--lines", str(lines), "--no-pager", "--output", "short-iso"]
-        return _out(session, argv)
+        return without_secrets(_out(session, argv))
 
     def unit_text(self, host: Host) -> str:
         """A unit that starts `current` through the lease guard, so that a reboot never starts an unconfirmed release."""
-        start = " ".join([_absolute(host.python), "-E", "-s", "-S", script(host.root, "guard.py"), "exec", host.root])
+        argv = [_absolute(host.python), "-E", "-s", "-S", script(host.root, "guard.py"), "exec", host.root]
+        start = " ".join(map(_systemd_word, argv))
         return (
             f"[Unit]\nDescription=phasegate worker {host.name}\nAfter=network-online.target\n\n"
             f"[Service]\nExecStart={start}\nKillMode=mixed\nTimeoutStopSec={self.drain:g}\nRestart=on-failure\n\n"
@@ -194,7 +198,7 @@ class DockerDriver:
 
     def logs(self, session: HostSession, lines: int = 50) -> str:
         done = session.do(op("command", argv=["docker", "logs", "--tail", str(lines), self.container], timeout=30))[0]
-        return str(done["out"] + done["err"])
+        return without_secrets(str(done["out"] + done["err"]))
 
 
 def _out(session: HostSession, argv: list[str]) -> str:
@@ -203,3 +207,9 @@ def _out(session: HostSession, argv: list[str]) -> str:
 
 def _absolute(python: str) -> str:
     return python if python.startswith("/") else f"/usr/bin/{python}"
+
+
+def _systemd_word(text: str) -> str:
+    """One argument of ExecStart: `%` and `$` stand for themselves, and blanks do not end it (systemd.service, COMMAND LINES)."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if any(char in text for char in " \t;'\"\\") else escaped

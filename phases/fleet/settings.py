@@ -74,6 +74,8 @@ class ServiceSettings:
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if self.kind is not ServiceKind.PROCESS and not self.name:
             mistakes.add(node, f"{node.path}: a {self.kind.value} service needs its `name`")
+        if self.name.startswith("-"):
+            mistakes.add(node.get("name") or node, f"{node.path}: `name` {self.name!r} would be an option to systemctl or docker")
 
     def driver(self, host: Host) -> ServiceDriver:
         """The driver for one worker."""

@@ -21,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from phases.errors import KernelContractError
-from phases.export.schema import ExchangeError, Solution
+from phases.export.schema import ExchangeError, Solution, confined
+from phases.reading import open_regular
 
 SCHEMA = "phasegate/solution/v1"
 FOLDER = "solutions"  # below the root of the kernel's distribution
@@ -190,7 +191,7 @@ def load(variant: str, directory: Path, sha256: str) -> Imported:
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']!r}")
         whole = dict(record["solution"])
-        whole["sources"] = [{"path": item["path"], "content": _text(directory / SOURCES / item["path"], item["sha256"])} for item in whole["sources"]]
+        whole["sources"] = [{"path": item["path"], "content": _text(directory / SOURCES, item["path"], item["sha256"])} for item in whole["sources"]]
         solution = Solution.from_json(whole, str(directory / RECORD))
     except (OSError, ValueError, KeyError, TypeError, ExchangeError) as fault:
         raise KernelContractError(f"variant {variant}: the imported Solution in {directory} cannot be read: {fault}.", hint=hint) from None
@@ -206,10 +207,13 @@ def record_of(solution: Solution, inputs: Sequence[str], outputs: Sequence[str],
     return {"schema": SCHEMA, "solution": told, "inputs": list(inputs), "outputs": list(outputs), "definition": definition}
 
 
-def _text(path: Path, sha256: str) -> str:
-    data = path.read_bytes()
+def _text(directory: Path, path: str, sha256: str) -> str:
+    if not confined(path):
+        raise ValueError(f"{path!r} is no path below {directory}")
+    with open_regular(directory / path) as file:  # a pipe or a device in its place would never end
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError(f"{path.name} was changed after the import")
+        raise ValueError(f"{path} was changed after the import")
     return data.decode()
 
 

@@ -45,7 +45,7 @@ class LedgerSettings:
     """Where checkpoints are kept."""
 
     branch: str = setting("checkpoints", help="git branch that holds the checkpoints", not_empty=True)
-    remote: str = setting("", help="git remote that checkpoints are pushed to at once; empty: keep them local")
+    remote: str = setting("", help="git remote that checkpoints are pushed to at once; empty: keep them local", pattern=r"|[^-\s].*")
     sign: Sign = setting(Sign.AUTO, help="sign commits and tags: auto (as git is configured), always or never")
     tag_prefix: str = setting("checkpoint/", help="tags read PREFIX0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -22,10 +21,10 @@ from typing import Protocol
 
 from phases.errors import ServingError
 from phases.fleet.bundle import Bundle
+from phases.redaction import without_secrets
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line
-SECRET = re.compile(r"""((?:api[-_]?key|hf_token|auth[-_]?token|secret|password)['"]?(?:\s*[=:]\s*|\s+)['"]?|Bearer\s+)[^\s'",]{4,}""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class LocalHost:
 
 def shown(line: str) -> str:
     """A log line as it may be kept: cut, and without what looks like a secret."""
-    return SECRET.sub(r"\1***", line[:LINE_LENGTH])
+    return without_secrets(line[:LINE_LENGTH])
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import sys
 import types
@@ -84,6 +85,25 @@ def test_the_rest_of_kernel_yaml_stays_byte_for_byte(kernel, definition):
     after = kernel.file.read_text().splitlines()
     assert [line for line in after if line not in before] == [line for line in after if "solution:" in line]
     assert [line for line in after if "solution:" not in line] == before
+
+
+@pytest.mark.parametrize("path", ["../../../kernel.yaml", "/dev/zero", "pkg/../../../kernel.yaml", "~/x"])
+def test_a_record_that_points_elsewhere_is_refused_unread(kernel, definition, path):
+    made, _ = bring(kernel, solution(), definition)
+    record = json.loads((made.directory / solutions.RECORD).read_text())
+    record["solution"]["sources"][0]["path"] = path
+    (made.directory / solutions.RECORD).write_text(json.dumps(record))
+    with pytest.raises(KernelContractError, match="is no path below"):
+        solutions.load("theirs", made.directory, made.solution.sha256)
+
+
+def test_a_pipe_in_place_of_a_source_is_not_waited_for(kernel, definition):
+    made, _ = bring(kernel, solution(), definition)
+    file = made.directory / solutions.SOURCES / "pkg" / "parts.py"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(KernelContractError, match="a named pipe"):
+        solutions.load("theirs", made.directory, made.solution.sha256)
 
 
 def test_nothing_runs_that_is_not_what_was_imported(kernel, definition):
