@@ -191,9 +191,12 @@ class Switchback:
                 test.add(arm, scrape.t, requests=step.requests, errors=step.errors(kind))
 
     def _take(self, arm: str, block: int, begun: float, ended: float) -> None:
-        """Own requests that lie within the stretch as a whole, at the time of their block."""
+        """Own requests that ended within the stretch, at the time of their block: as histograms count them.
+
+        Not only those that began in it too: a slow kernel's requests would then be left out the more the slower they are.
+        """
         for _, record in self.probes.take() if self.probes else []:
-            if begun <= record.sent and record.finished <= ended:
+            if begun <= record.finished <= ended:
                 self._judge(arm, record, block * self.turns.period + record.finished - begun)
 
     def _judge(self, arm: str, record: RequestRecord, at: float) -> None:

@@ -136,6 +136,16 @@ def test_what_carries_over_into_a_turn_is_washed_out(own):
     assert level.high < 0.5  # seconds: the slow requests after each switch are in neither arm's numbers
 
 
+def test_requests_that_take_longer_than_a_turn_are_not_left_out():
+    """Else a slow candidate would be judged by its fastest requests, and one slow enough by none."""
+    servers = Servers(60.0)
+    made = bake(servers, own=True)
+    verdict = made.run()
+    e2e = next(d for d in verdict.decisions if d.metric == "e2e")
+    sent = 2 * servers.rate * 16 * len(made.order) / 2  # by two workers in 16 judged seconds of a turn
+    assert verdict.outcome is Outcome.FAIL and e2e.n > 0.95 * sent, verdict.reason
+
+
 def test_errors_of_the_candidate_alone_fail_it():
     verdict = bake(Servers(errors=0.5)).run()
     assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
