@@ -9,14 +9,27 @@ STAMP  := $(VENV)/.setup-stamp
 INPUTS := pyproject.toml constraints.txt kernels/verify_attn/pyproject.toml Makefile
 PLAYBOOK := playbooks/local.yaml
 
+# Before the setup: what this machine lacks, all at once, by the name apt knows it under.
+NEEDED := lacks=""; \
+	command -v git >/dev/null || lacks="$$lacks git"; \
+	command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || lacks="$$lacks g++"; \
+	if ! command -v $(PYTHON) >/dev/null; then lacks="$$lacks python3 python3-venv"; \
+	elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; \
+	elif ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+	  lacks="$$lacks $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; \
+	fi; \
+	if [ -n "$$lacks" ]; then echo "this machine lacks what phasegate needs: apt-get install$$lacks" >&2; exit 1; fi
+
 .PHONY: setup run test
 
 setup:
 	@want="$$(cat $(INPUTS) | sha256sum | cut -d' ' -f1)"; \
 	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$$want" ]; then \
+	  $(NEEDED); \
 	  set -e; \
 	  echo "setting up $(VENV) (the first time takes a few minutes)"; \
-	  [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
+	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=68' wheel; \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[test]' -e kernels/verify_attn; \
 	  echo "$$want" > $(STAMP); \

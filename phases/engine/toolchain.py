@@ -55,7 +55,7 @@ def find_nvcc() -> Nvcc:
     """
     path = _nvcc_path()
     if path is None:
-        raise BuildError("there is no nvcc.", hint="Install the CUDA toolkit, or let NVCC or CUDA_HOME say where it is.")
+        raise BuildError("there is no nvcc.", hint="Install the CUDA toolkit (NVIDIA's, or Debian, Ubuntu: apt-get install nvidia-cuda-toolkit), or let NVCC or CUDA_HOME say where it is.")
     version = _ask(path, "--version")
     release = re.search(r"release (\S+), (V\S+)", version)
     if "nvcc" not in version.lower() or not release:
