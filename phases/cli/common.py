@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -92,8 +93,9 @@ def print_json(value: Any) -> None:
 
 
 def note(line: str) -> None:
-    """A line for people on stderr, so that stdout stays clean for results."""
-    click.echo(harmless_lines(line), err=True)
+    """A line for people on stderr, so that stdout stays clean for results. Lost where nobody takes it: a rollback goes on all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(harmless_lines(line), err=True)
 
 
 def is_terminal() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -43,11 +44,16 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
         _print_undone(undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
         return
     ended = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
+    with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
+        _show(ended, as_json)
+    sys.exit(int(ended.code))
+
+
+def _show(ended: object, as_json: bool) -> None:
     if as_json:
-        print_json({"rollback": ended.rollback.to_json(), "checkpoint": ended.checkpoint.to_json(), "exit": int(ended.code)})
+        print_json({"rollback": ended.rollback.to_json(), "checkpoint": ended.checkpoint.to_json(), "exit": int(ended.code)})  # type: ignore[attr-defined]
     else:
         _print(ended)
-    sys.exit(int(ended.code))
 
 
 def _print(ended: object) -> None:

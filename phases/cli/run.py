@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
             code = _approve(playbook, section)
         if code is not Exit.PASSED:
             break
-    _report(playbook, outcomes, code, as_json)
+    with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how it ended
+        _report(playbook, outcomes, code, as_json)
     sys.exit(int(code))
 
 

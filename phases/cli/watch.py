@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def watch(once: bool, playbook_path: Path | None, as_json: bool) -> None:
     from phases.watch import watch as guard
 
     code, facts = guard(load_playbook(playbook_path), once=once, clock=SystemClock(), progress=note)
-    if as_json:
-        print_json({**facts, "exit": int(code)})
-    else:
-        click.echo(f"{facts['outcome']}: {facts['reason']}")
+    with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
+        if as_json:
+            print_json({**facts, "exit": int(code)})
+        else:
+            click.echo(f"{facts['outcome']}: {facts['reason']}")
     sys.exit(int(code))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from phases.cli.common import harmless, is_terminal
@@ -19,6 +19,15 @@ def watcher(as_json: bool) -> Watcher:
     if as_json:
         return Lines(sys.stderr)
     return Live() if is_terminal() else Lines(sys.stdout)
+
+
+@contextlib.contextmanager
+def _to_whoever_looks() -> Iterator[None]:
+    """The terminal may be gone while the run goes on (started with nohup, or its ssh connection broke): what was to be seen is lost then."""
+    try:
+        yield
+    except (OSError, ValueError, SystemExit):  # SystemExit is how rich answers a broken pipe
+        pass
 
 
 class Lines:
@@ -66,10 +75,12 @@ class Live:
         self.total, self.label = 0, ""
         self.running: RunningStep | None = None
 
+    @_to_whoever_looks()
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)
         self.console.print(f"[bold]{run_id}[/bold]  {len(steps)} steps")
 
+    @_to_whoever_looks()
     def step_started(self, step: Step, number: int) -> None:
         from rich.live import Live as Display
 
@@ -86,12 +97,15 @@ class Live:
         if self.running:
             self.running.look = facts
 
+    @_to_whoever_looks()
     def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
         self._end("[green]✓[/green]", "already done" if kept else f"{seconds:.1f} s", self._last_word())
 
+    @_to_whoever_looks()
     def step_failed(self, step: Step, fault: BaseException) -> None:
         self._end("[red]✗[/red]", _end_of(fault), "")
 
+    @_to_whoever_looks()
     def run_finished(self, run_id: str, code: Exit) -> None:
         colour = "green" if code in (Exit.PASSED, Exit.WAITING_FOR_REVIEW) else "red"
         self.console.print(f"[bold]{run_id}[/bold]  [{colour}]{code.name.lower().replace('_', ' ')}[/{colour}] (exit {int(code)})")
