@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from phases.cli.common import example, json_option, note, print_json, show_table
+from phases.cli.common import example, json_option, note, print_json, say, show_table
 from phases.errors import Exit
 
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
@@ -129,9 +129,9 @@ def _show(found: Any, planned: dict[str, Any]) -> None:
     ]  # fmt: skip
     show_table(("metric", "statistic", "verdict", "estimate", "interval", "limit", "n", "reached after"), rows)
     for decision in found.decisions:
-        click.echo(f"{decision.metric}: {decision.reason}; source: {decision.source}")
+        say(f"{decision.metric}: {decision.reason}; source: {decision.source}")
     if planned:
         bakes = ", ".join(f"{minutes} min: {'none' if r is None else f'{r:g}x'}" for minutes, r in planned.get("detectable", {}).items())
-        click.echo(f"A/A: dispersion {planned['dispersion']:.2f}; detectable with 95 % power: {bakes}; "
+        say(f"A/A: dispersion {planned['dispersion']:.2f}; detectable with 95 % power: {bakes}; "
                    f"an equal canary passes after {number(planned.get('seconds_to_pass'))} s")  # fmt: skip
-    click.echo(f"verdict: {found.outcome.value}")
+    say(f"verdict: {found.outcome.value}")

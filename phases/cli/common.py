@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import json
 import os
+import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CANDIDATES = ("playbook.yaml", "playbooks/local.yaml")
-
-
+_GLUE = "\ue000"  # a blank not to be folded at; no text of ours or that passed `harmless` has it
 
 def completing(name: str) -> Callable[..., list[Any]]:
     """A completion function of `phases.cli.completion`, imported when a shell asks."""
@@ -95,16 +96,26 @@ def print_json(value: Any) -> None:
 def note(line: str) -> None:
     """A line for people on stderr, so that stdout stays clean for results. Lost where nobody takes it: a rollback goes on all the same."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo(harmless_lines(line), err=True)
+        click.echo("\n".join(flowed(row, sys.stderr) for row in harmless_lines(line).split("\n")), err=True)
 
 
-def is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(stream: Any = None) -> bool:
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str, **style: Any) -> None:
     """A line on stdout in click's style, plain where colour cannot be shown or is not wanted (https://no-color.org)."""
-    click.secho(text, color=is_terminal() and not os.environ.get("NO_COLOR"), **style)
+    click.secho(flowed(text), color=is_terminal() and not os.environ.get("NO_COLOR"), **style)
+
+
+def flowed(text: str, stream: Any = None) -> str:
+    """A line for people: on a terminal too narrow for it folded between words, what stands in backticks (to be copied) left whole."""
+    if not is_terminal(stream) or len(text) <= (width := shutil.get_terminal_size().columns):
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _GLUE), text)
+    rows = textwrap.wrap(whole, max(width, 20), subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(rows).replace(_GLUE, " ")
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, find_playbook, json_option, playbook_option, print_json, show_table
+from phases.cli.common import STYLES, example, find_playbook, json_option, playbook_option, print_json, say, show_table
 from phases.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +69,6 @@ def _print(findings: list[Any], playbook: Playbook | None) -> None:
     rows = [[f.name, f.health.value, *([f.host] if hosts else []), f.found, f.cure] for f in findings]
     show_table(columns, rows, STYLES)
     problems = sum(finding.health.value == "problem" for finding in findings)
-    click.echo("No problems." if not problems else f"{problems} {'problem' if problems == 1 else 'problems'}.")
+    say("No problems." if not problems else f"{problems} {'problem' if problems == 1 else 'problems'}.")
     if playbook is None:
-        click.echo("No playbook here: ledger, remote and architectures were not checked (-p FILE).")
+        say("No playbook here: ledger, remote and architectures were not checked (-p FILE).")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from phases.cli.common import harmless_lines
+from phases.cli.common import note
 from phases.engine import stop
 from phases.errors import Exit, PhaseError
 
@@ -55,6 +55,9 @@ def report(fault: BaseException, as_json: bool) -> int:
         return fault.exit_code
     if isinstance(fault, click.Abort):
         return _say("aborted: nothing was done.", Exit.OPERATIONAL, as_json)
+    if isinstance(fault, click.exceptions.NoArgsIsHelpError):
+        click.echo(fault.format_message(), err=True)
+        return Exit.USAGE
     if isinstance(fault, click.ClickException):
         usage = fault.ctx.get_usage() + "\n" if isinstance(fault, click.UsageError) and fault.ctx else ""
         hint = f" See `{fault.ctx.command_path} --help`." if isinstance(fault, click.UsageError) and fault.ctx else ""
@@ -75,7 +78,7 @@ def report(fault: BaseException, as_json: bool) -> int:
 
 def _say(text: str, code: int, as_json: bool, more: dict[str, Any] | None = None) -> int:
     with contextlib.suppress(OSError):  # whoever read it may be gone
-        print(harmless_lines(text), file=sys.stderr)
+        note(text)
         if as_json:
             value: dict[str, Any] = {"error": text, "exit": int(code), **(more or {})}
             print(json.dumps(value), flush=True)

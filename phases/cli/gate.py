@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import (
-    STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, short, show_blocks,
+    STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say, short, show_blocks,
 )  # fmt: skip
 from phases.cli.lazy import LazyGroup
 from phases.engine.clock import SystemClock, age
 from phases.errors import Exit, LedgerError, UsageError
+from phases.verdict import Verdict
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from phases.playbook.schema import Playbook
     from phases.report.view import ReportView
 
+UNDECIDED = "An interval that includes its threshold narrows with a quieter machine or more samples (`benchmark: seconds`, a longer `deadline`): see to that"
 reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 digest_option = click.option(
     "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks."
@@ -87,7 +89,7 @@ def _show(view: ReportView, chosen: Checkpoint, ledger: Ledger) -> None:
     show_blocks(review_blocks(view, age=age(SystemClock().now() - chosen.recorded_at)), STYLES)
     others = sorted(name for name in ledger.files(chosen) if name.endswith((".txt", ".png", ".html")))
     if others:
-        click.echo(f"  tables and plots: {', '.join(others)} (`phase checkpoint show {chosen.number} --file NAME`)")
+        say(f"  tables and plots: {', '.join(others)} (`phase checkpoint show {chosen.number} --file NAME`)")
     click.echo("")
 
 
@@ -95,7 +97,8 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
     """The commands that decide, or, on a terminal, the question itself. Only what waits for a decision is asked about."""
     option = option_for(playbook)
     if not view.gate.verdict.advances and not view.approvals:
-        click.echo(f"Nothing to approve: only PASS can be. Mend the cause, then `phase run {chosen.phase}{option}`.")
+        cure = UNDECIDED if view.gate.verdict is Verdict.INCONCLUSIVE else "Mend the cause"
+        say(f"Nothing to approve: only PASS can be. {cure}, then `phase run {chosen.phase}{option}`.")
     if view.approvals or not view.gate.verdict.advances or view.review == "":
         return
     if not (ask and sys.stdin.isatty() and is_terminal()):
@@ -183,4 +186,4 @@ def _print_decision(checkpoint: Checkpoint, made: Any, as_json: bool) -> None:
         print_json({"checkpoint": checkpoint.to_json(), "approval": vars(made), "exit": int(Exit.PASSED)})
         return
     verb = {"approve": "approved", "reject": "rejected"}[made.decision]
-    click.echo(f"{checkpoint.name} {verb} by {made.person}: {made.reason}")
+    say(f"{checkpoint.name} {verb} by {made.person}: {made.reason}")

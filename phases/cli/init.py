@@ -43,7 +43,7 @@ def init(directory: Path, name: str | None, as_json: bool) -> None:
         click.echo(f"wrote {directory / path}")
     if made_repository:
         click.echo(f"made {directory} a git repository")
-    click.echo(f"Next: cd {shlex.quote(str(directory))} && phase run build-parity")
+    click.echo(f"Next: cd {shlex.quote(str(directory))} && git add . && git commit -m start && phase run")
 
 
 def _scaffold(directory: Path, name: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import example, json_option, print_json, show_table
+from phases.cli.common import example, json_option, print_json, say, show_table
 from phases.cli.lazy import LazyGroup
 from phases.errors import UsageError
 
@@ -42,15 +42,15 @@ def survey(python: str, page_size: int, gpu: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return
-    click.echo(f"Python {found.python}, torch {found.torch or 'not installed'}, GPU {', '.join(found.gpus) or 'none here (name one with --gpu)'}")
+    say(f"Python {found.python}, torch {found.torch or 'not installed'}, GPU {', '.join(found.gpus) or 'none here (name one with --gpu)'}")
     columns = ["kernel", "version", "built for", "tree mask", f"page {page_size}", f"sm_{found.sm}" if found.sm else "GPU", "usable"]
     show_table(columns, [_row(kernel) for kernel in found.kernels], {"yes": "green", "no": "red", "?": "yellow"})
     for kernel in found.kernels:
         if kernel.imports not in ("", "ok"):
-            click.echo(f"  {kernel.name}, import: {kernel.imports}")
+            say(f"  {kernel.name}, import: {kernel.imports}")
         for what, answer in (("tree mask", kernel.tree), ("page size", kernel.page), ("GPU", kernel.gpu)):
             if answer.ok is not True and not (what == "GPU" and found.sm is None):  # said once, in the first line
-                click.echo(f"  {kernel.name}, {what}: {answer.why.removeprefix('page size ')}")
+                say(f"  {kernel.name}, {what}: {answer.why.removeprefix('page size ')}")
 
 
 def _row(kernel: Surveyed) -> list[str]:

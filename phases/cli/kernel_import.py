@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, harmless, json_option, load_playbook, playbook_option, print_json
+from phases.cli.common import example, harmless, json_option, load_playbook, playbook_option, print_json, say
 from phases.kernel.contract import DEVICES, ROLES
 
 
@@ -46,11 +46,11 @@ def import_(solution: Path, variant: str | None, role: str, device: str | None, 
         return
     here = os.path.relpath(made.directory)
     if made.again:
-        click.echo(f"{harmless(parsed.name)} is variant {made.variant} of {kernel.name} already; nothing was written.")
+        say(f"{harmless(parsed.name)} is variant {made.variant} of {kernel.name} already; nothing was written.")
         return
-    click.echo(f"{harmless(parsed.name)} by {harmless(parsed.author)} ({parsed.language}, sha256 {parsed.sha256[:16]}) is now variant {made.variant} of {kernel.name}.")
+    say(f"{harmless(parsed.name)} by {harmless(parsed.author)} ({parsed.language}, sha256 {parsed.sha256[:16]}) is now variant {made.variant} of {kernel.name}.")
     for path in made.files:
-        click.echo(f"  wrote {os.path.relpath(path)}")
+        say(f"  wrote {os.path.relpath(path)}")
     if parsed.dependencies:
-        click.echo(f"It says it needs {harmless(', '.join(parsed.dependencies))}; nothing was installed.")
-    click.echo(f"This is code of others, and will run with your rights: read {here} before `phase run build-parity`.")
+        say(f"It says it needs {harmless(', '.join(parsed.dependencies))}; nothing was installed.")
+    say(f"This is code of others, and will run with your rights: read {here} before `phase run build-parity`.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json
+from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 from phases.playbook.schema import PhaseSection, Playbook
 
@@ -62,27 +62,27 @@ def _to_json(section: PhaseSection, steps: list[Any], expected: Forecast | None)
 def _print(section: PhaseSection, steps: list[Any], expected: Forecast | None) -> None:
     review = "then a person reviews" if section.review.value == "required" else "no review wanted"
     review += " (--yes allowed)" if section.allow_yes else ""
-    click.echo(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
+    say(f"Phase {section.kind.number}, {section.name}: {section.kind.proves}; {review}.")
     for number, step in enumerate(steps, 1):
         host = "" if step.host == "local" else f"{step.host}: "
-        click.echo(f"  {number}. {host}{step.name}: {step.summary}")
+        say(f"  {number}. {host}{step.name}: {step.summary}")
         for line in step.detail:
-            click.echo(f"       {line}")
+            say(f"       {line}")
     if expected:
         _print_forecast(expected)
 
 
 def _print_forecast(expected: Forecast) -> None:
-    click.echo("  Forecast")
+    say("  Forecast")
     for step in expected.moved:
         share = f"; the candidate then serves {step.share:.0%} of requests" if step.share else ""
-        click.echo(f"       {step.step}: {len(step.hosts)} restarted ({', '.join(step.hosts)}){share}")
-    click.echo(f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed")
+        say(f"       {step.step}: {len(step.hosts)} restarted ({', '.join(step.hosts)}){share}")
+    say(f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed")
     recorded = f"{_time(expected.expected)}, as {expected.expected_from}" if expected.expected is not None else f"unknown ({expected.expected_from})"
-    click.echo(f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases")
+    say(f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases")
     for sight in expected.sights:
         seen = f"slowdowns from {sight.slowdown:.2f}x on" if sight.slowdown else "unknown"
-        click.echo(f"       {sight.gate} can see in {sight.metric}: {seen} ({sight.source})")
+        say(f"       {sight.gate} can see in {sight.metric}: {seen} ({sight.source})")
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 
@@ -59,12 +59,12 @@ def _show(ended: object, as_json: bool) -> None:
 def _print(ended: object) -> None:
     back = ended.rollback  # type: ignore[attr-defined]
     for event in back.events:
-        click.echo(f"{event['at']:8.1f} s  {event['event']}  {event['host']} {event['note']}".rstrip())
+        say(f"{event['at']:8.1f} s  {event['event']}  {event['host']} {event['note']}".rstrip())
     for name, why in back.left.items():
-        click.echo(f"not restored: {name}: {why}")
+        say(f"not restored: {name}: {why}")
     words = {"restored": "restored and verified", "safe": "safe, not restored", "incomplete": "INCOMPLETE: a person is needed"}
     state = words[back.state] if back.verified or not back.restores else words["incomplete"]
-    click.echo(f"Production is {state}; recorded as {ended.checkpoint.name}.")  # type: ignore[attr-defined]
+    say(f"Production is {state}; recorded as {ended.checkpoint.name}.")  # type: ignore[attr-defined]
 
 
 def _print_undone(switched: object, as_json: bool) -> None:
@@ -72,5 +72,5 @@ def _print_undone(switched: object, as_json: bool) -> None:
     if as_json:
         print_json(switched.to_json())  # type: ignore[attr-defined]
     else:
-        click.echo(switched.describe())  # type: ignore[attr-defined]
+        say(switched.describe())  # type: ignore[attr-defined]
     sys.exit(int(Exit.ROLLBACK_INCOMPLETE if switched.missing else Exit.PASSED))  # type: ignore[attr-defined]

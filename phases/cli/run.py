@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json
+from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 from phases.playbook.schema import PhaseSection, Playbook
@@ -153,15 +153,15 @@ def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) 
         return
     for outcome in outcomes:
         checkpoint = outcome.checkpoint
-        click.echo(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]})")
+        say(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]})")
         if outcome.verdict.value != "PASS":
-            click.echo(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
+            say(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
     if code is Exit.WAITING_FOR_REVIEW:
-        click.echo(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
+        say(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
     if playbook.sections.get("embedded_fleet") and any(playbook.phase(outcome.phase).kind.changes_production for outcome in outcomes):
-        click.echo(f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it.")
+        say(f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it.")
     if code is Exit.PASSED and not outcomes:
-        click.echo("Every phase has passed; nothing to do.")
+        say("Every phase has passed; nothing to do.")
         _say_rolled_back(playbook)
 
 
@@ -171,4 +171,4 @@ def _say_rolled_back(playbook: Playbook) -> None:
 
     ended = [c for c in open_ledger(playbook).checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", "rollback")]
     if ended and ended[-1].phase == "rollback":
-        click.echo(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")
+        say(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")

@@ -44,9 +44,9 @@ class TerminalTable:
             widest = widths.index(max(widths))
             widths[widest] += spare
             return widths if may_break and widths[widest] >= NARROWEST else []
-        for i, most in enumerate(wanted):
-            more = min(spare, max(0, most - widths[i]))
-            widths[i], spare = widths[i] + more, spare - more
+        while spare and (short := [i for i, most in enumerate(wanted) if most > widths[i]]):  # to the narrowest first: long texts share what is left
+            widths[min(short, key=lambda i: widths[i])] += 1
+            spare -= 1
         return widths
 
     def _table(self, widths: list[int], gap: int) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -121,4 +121,4 @@ def _agreed(question: str, yes: bool) -> bool:
 
 
 def _say(line: str, as_json: bool) -> None:
-    note(line) if as_json else click.echo(line)
+    note(line) if as_json else say(line)

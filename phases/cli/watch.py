@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 
 
@@ -29,5 +29,5 @@ def watch(once: bool, playbook_path: Path | None, as_json: bool) -> None:
         if as_json:
             print_json({**facts, "exit": int(code)})
         else:
-            click.echo(f"{facts['outcome']}: {facts['reason']}")
+            say(f"{facts['outcome']}: {facts['reason']}")
     sys.exit(int(code))

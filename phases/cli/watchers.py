@@ -116,17 +116,18 @@ class Live:
         return lines[-1] if len(lines) > 1 else ""
 
     def _end(self, mark: str, text: str, said: str) -> None:
+        from rich.table import Table
         from rich.text import Text
 
         if self.display:
             self.display.stop()
             self.display = None
-        line = Text.from_markup(f"{mark} ")
-        line.append(self.label)
+        line = Text(self.label)
         line.append(f"  {text}", style="dim")
-        line.append(f"  {said}" if said else "", style="dim")
-        line.no_wrap, line.overflow = True, "ellipsis"
-        self.console.print(line)
+        line.append(f"  {' '.join(said.split())}" if said else "", style="dim")
+        row = Table.grid(padding=(0, 1, 0, 0))  # what does not fit goes on below, indented: a verdict's reason is never cut
+        row.add_row(Text.from_markup(mark), line)
+        self.console.print(row)
 
 
 def _end_of(fault: BaseException) -> str:

@@ -146,7 +146,7 @@ def check_ledger(playbook: Playbook) -> Iterable[Finding]:
     ledger = ledger_of(playbook)
     ledger.preflight()
     count = len(ledger.checkpoints())
-    return [Finding("ledger", Health.OK, f"{count} checkpoints on branch {ledger.branch}")]
+    return [Finding("ledger", Health.OK, f"{count} {'checkpoint' if count == 1 else 'checkpoints'} on branch {ledger.branch}")]
 
 
 def check_remote(playbook: Playbook) -> Iterable[Finding]:

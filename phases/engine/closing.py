@@ -16,7 +16,7 @@ from phases.ledger.provenance import statement
 from phases.playbook.schema import Playbook
 from phases.report import page
 from phases.report.view import view_of_draft
-from phases.verdict import Verdict
+from phases.verdict import Verdict, severity
 
 PAGE = "report.html"
 JUDGE = "judge the gate"
@@ -47,7 +47,7 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     """Judge results.json; write gate.json and the page for the reviewer beside it."""
     outcome = judge(run.section.name, run.section.rules, load_results(run.checkpoint_files / RESULTS))
     write_json(run.checkpoint_files / GATE, outcome.to_json())
-    for rule in outcome.rules:
+    for rule in sorted(outcome.rules, key=lambda rule: severity(rule.verdict)):  # the worst last: a terminal keeps the last line
         context.progress(f"{rule.verdict.value:12} {rule.label}: {rule.reason}")
     now = context.clock.now()
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))

@@ -47,7 +47,7 @@ def look_around(run: PhaseRun) -> Step:
         facts = described["facts"]
         for what, selection in (("parity", run.settings.parity), ("benchmark", run.settings.benchmark)):
             contract.select(described[what], selection.cases or None, what)  # a pattern without a case, before minutes of building
-        context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; {len(wanted) + len(optional)} architectures; {free} MiB free")
+        context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; architectures: {', '.join([*wanted, *optional]) or 'none'}; {free} MiB free")
         manifest = {**facts, **compilers, "device": device, "system": platform.platform(), "skipped_architectures": skipped}
         return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}
 
@@ -66,7 +66,8 @@ def build(run: PhaseRun) -> Step:
         failed = [record for record in records if not record.ok]
         if records and len(failed) == len(records):
             raise BuildError(f"nothing of {run.kernel.name} could be built; first: {failed[0].reason}", hint="Mend what the compiler says.")
-        context.progress(f"{len(records) - len(failed)} objects, {sum(record.cached for record in records)} of them from the cache")
+        built = len(records) - len(failed)
+        context.progress(f"{built} {'object' if built == 1 else 'objects'}, {sum(record.cached for record in records)} from the cache")
         return {"build": records, "facts": {"skipped_builds": [vars(record) for record in skipped]}}
 
     return run.results_step(BUILD, f"compile {run.kernel.name} ({len(run.kernel.variants)} variants)", compile_all)

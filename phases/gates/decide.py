@@ -78,7 +78,7 @@ def _unusable(judged: Interval) -> bool:
 
 
 def _straddles(quantity: Quantity, threshold: float) -> str:
-    return f"interval {quantity.judged.low:.4g} to {quantity.judged.high:.4g} holds {threshold:.4g} {quantity.unit}"
+    return f"interval {quantity.judged.low:.4g} to {quantity.judged.high:.4g} includes {threshold:.4g} {quantity.unit}"
 
 
 def _json(value: float) -> float | None:

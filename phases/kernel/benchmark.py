@@ -135,7 +135,7 @@ class _Run:
             place = (message["item"], record.variant)
             if record.reason.startswith(_DISTRUST) and self.alone.get(place, 0) < AUDIT_ATTEMPTS_ALONE:
                 self.alone[place] = self.alone.get(place, 0) + 1  # who shares a process can spoil another's clock
-                self.progress(f"benchmark {record.case.key} {record.variant}: timed again in a process of its own ({record.reason})")
+                self.progress(f"benchmark {record.case.key} {record.variant}: to be timed again, alone in a process ({record.reason})")
                 return
             self._keep(message["item"], record)
 
@@ -160,7 +160,7 @@ class _Run:
         if record.samples:
             share = record.roofline_seconds / record.median if record.roofline_seconds else None
             state = f"{record.median * 1e3:.4g} ms, {len(record.samples)} samples" + (f", {share:.0%} of roofline" if share else "")
-        self.progress(f"benchmark {record.case.key} {record.variant}: {state}")
+        self.progress(f"benchmark {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}")
 
     def _bury(self, death: process.Death) -> None:
         self.audits.clear()

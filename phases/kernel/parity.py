@@ -85,7 +85,7 @@ class _Run:
         self.records[number, record.variant] = record
         state = "ok" if record.ok else f"refused: {record.refused}" if record.refused else f"WRONG: {record.reason}"
         error = f" error {record.error:.2g}" if record.error is not None else ""
-        self.progress(f"parity {record.case.key} {record.variant}: {state}{error}")
+        self.progress(f"parity {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}{error}")
 
     def _bury(self, death: process.Death) -> None:
         variant = list(self.kernel.variants)[death.variant] if death.variant >= 0 else ""

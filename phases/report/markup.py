@@ -16,7 +16,12 @@ def text(value: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else figures(value)
+
+
+def figures(value: float) -> str:
+    """Four figures; up to a billion without an exponent, which nobody reads at a glance."""
+    return f"{float(f'{value:.4g}'):.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def interval(low: float | None, high: float | None) -> str:

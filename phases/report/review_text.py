@@ -8,6 +8,7 @@ from typing import Any
 from phases.gates.intervals import ratio_interval
 from phases.report import side_by_side, timeline
 from phases.report.blocks import Block, line
+from phases.report.markup import figures
 from phases.report.strips import strip
 from phases.report.view import Change, ReportView
 from phases.results import BenchmarkRecord
@@ -77,7 +78,7 @@ def _benchmark(view: ReportView) -> list[Block]:
         if base and base is not record:
             ratio = ratio_interval(base.samples, record.samples)
             faster = (f"{ratio.estimate:.3g}x", _interval(ratio.low, ratio.high))
-        rows.append((record.case.key, record.variant, record.role, f"{(record.median or 0) * 1e6:.4g}", str(len(record.samples)), *faster, floor))
+        rows.append((record.case.key, record.variant, record.role, figures((record.median or 0) * 1e6), str(len(record.samples)), *faster, floor))
     return [*_title("Benchmark"), Block(("case", "variant", "role", "median µs", "n", "speedup", "99 % interval", "of floor"), tuple(rows))]
 
 
@@ -162,7 +163,7 @@ def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else figures(value)
 
 
 def _interval(low: float | None, high: float | None) -> str:

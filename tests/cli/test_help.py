@@ -41,9 +41,8 @@ def test_help_names_the_exit_codes():
 
 @pytest.mark.parametrize("group", [[], ["gate"]], ids=" ".join)
 def test_a_group_alone_shows_its_help_once(group):
-    shown = subprocess.run([sys.executable, "-m", "phases.cli.main", *group], capture_output=True, text=True, check=False)
-    assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr == CliRunner().invoke(cli, [*group, "--help"], prog_name="phase").output
+    alone, asked = (subprocess.run([sys.executable, "-m", "phases.cli.main", *group, *more], capture_output=True, text=True, check=False) for more in ([], ["--help"]))
+    assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", asked.stdout)
 
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "rich", "fabric", "paramiko", "requests", "yaml")
