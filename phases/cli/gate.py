@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phases.playbook.schema import Playbook
     from phases.report.view import ReportView
 
-UNDECIDED = "An interval that includes its threshold narrows with a quieter machine or more samples (`benchmark: seconds`, a longer `deadline`): see to that"
+UNDECIDED = "An interval that includes its threshold narrows with a quieter machine or more samples (`benchmark: max_samples` and `seconds`, a longer `deadline`): see to that"
 reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 digest_option = click.option(
     "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks."

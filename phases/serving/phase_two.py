@@ -7,6 +7,7 @@ fails on `candidate_ready` (or on what is missing).
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +137,7 @@ def start_servers(run: PhaseRun) -> Step:
             release = context.facts[RELEASES].get(side)
             argv = server_argv(run, side, found, port)
             server = host.start(side, argv, server_environment(run, side, release, found), port)
-            context.progress(f"{side}: pid {server.pid}, port {port}, log {server.log}")
+            context.progress(f"{side}: pid {server.pid}, port {port}, log {min(server.log, os.path.relpath(server.log), key=len)}")
             facts[side] = asdict(server)
         return facts
 
