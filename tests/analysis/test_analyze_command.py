@@ -18,7 +18,7 @@ from tests.analysis.test_scrape import COARSE, FINE, histogram
 
 def phase(*arguments, cwd=None):
     program = "import sys; from phases.cli.main import main; sys.argv[0] = 'phase'; main()"
-    return subprocess.run([sys.executable, "-c", program, "analyze", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run([sys.executable, "-c", program, "analyze", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=400)
 
 
 def write(path: Path, ratio: float, *, seconds=400.0, rate=10.0, bad=0.0, seed=1) -> Path:
@@ -55,7 +55,7 @@ def test_standard_input_and_a_pipe_of_the_shell(tmp_path):
     path = write(tmp_path / "r.jsonl", 1.4)
     program = f"{sys.executable} -m phases.cli.main analyze --metric ttft --json"
     answers = [
-        subprocess.run(["bash", "-c", f"{program} {how}", "bash", str(path)], capture_output=True, text=True, timeout=120)
+        subprocess.run(["bash", "-c", f"{program} {how}", "bash", str(path)], capture_output=True, text=True, timeout=400)
         for how in ('- < "$1"', '<(gzip -c "$1")', '/dev/stdin < <(cat "$1")')
     ]
     assert [answer.returncode for answer in answers] == [4, 4, 4], answers
@@ -155,8 +155,8 @@ def test_live_servers_are_scraped_until_the_verdict():
     thread.start()
     try:
         base = f"http://127.0.0.1:{server.server_port}"
-        found = phase(f"canary={base}/slow", f"control={base}/usual", "--metric", "ttft", "--window", "0.2", "--settle", "0",
-                      "--deadline", "60", "--json")  # fmt: skip
+        found = phase(f"canary={base}/slow", f"control={base}/usual", "--metric", "ttft", "--window", "0.5", "--settle", "0",
+                      "--deadline", "200", "--json")  # fmt: skip
     finally:
         server.shutdown()
         thread.join()

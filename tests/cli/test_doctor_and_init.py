@@ -87,7 +87,7 @@ def _in_terminal(directory, environment, *arguments):
         if not chunk:
             break
         received += chunk
-    process.wait(60)
+    process.wait(200)
     os.close(leader)
     return received.decode()
 

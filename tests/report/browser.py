@@ -111,7 +111,7 @@ class Browser:
         os.close(self._in)
         os.close(self._out)
 
-    def _read(self, timeout: float = 60.0) -> dict[str, Any]:
+    def _read(self, timeout: float = 200.0) -> dict[str, Any]:
         until = time.monotonic() + timeout
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], max(0.0, until - time.monotonic()))

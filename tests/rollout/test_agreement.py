@@ -140,7 +140,7 @@ def test_a_wrong_canary_serves_nobody_and_one_that_turns_wrong_is_found_while_it
 
     text = (fleet.repo / "playbook.yaml").read_text().replace("every: 0}", "every: 1}")
     assert "every: 1}" in text
-    fleet.configure(text=text.replace('"STANDIN_WRONG": "0.5"', '"STANDIN_WRONG": "0.5", "STANDIN_WRONG_AFTER": "150"').replace("bake: 1,", "bake: 15,"))
+    fleet.configure(text=text.replace('"STANDIN_WRONG": "0.5"', '"STANDIN_WRONG": "0.5", "STANDIN_WRONG_AFTER": "100"').replace("bake: 1,", "bake: 60,"))
     ended = fleet.phase("run", "tp8-canary", "--yes")
     assert ended.returncode == 7, ended.stdout
     assert "outputs agree with" in ended.stdout and "FAIL: w1: outputs of w1 differ" in ended.stdout

@@ -26,7 +26,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
 
 
 def test_a_rollback_from_another_terminal_ends_a_bake_and_no_request_fails(fleet: LightFleet) -> None:
-    fleet.configure(floor=1, probes=0.3, rate=20.0, deadline=600.0)  # so few own requests that the bake would go on for minutes
+    fleet.configure(floor=1, probes=0.05, rate=20.0, deadline=600.0)  # so few own requests that the bake would go on for minutes
     with fleet.start("run", "tp8-canary", "--yes") as run:
         _await_bake(fleet)
         back = fleet.phase("rollback", "--yes", "--reason", "asked for from another terminal", "--json")

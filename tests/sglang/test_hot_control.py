@@ -90,13 +90,13 @@ def test_an_idle_rank_acknowledges_what_would_run_next_within_its_fact_file(file
         return json.loads(facts.path.read_text())["hot"]
 
     put(file, b"i")
-    for _ in range(2000):  # the limit is only there so that a failure ends
+    for _ in range(12000):  # the limit is only there so that a failure ends
         if hot()["choice"] == INCUMBENT:
             break
         written.wait(0.01)
     assert (hot()["from_forward"], hot()["confirmed"]) == (8, None)  # no forward since
     control.decide(8)
-    for _ in range(2000):
+    for _ in range(12000):
         if hot()["confirmed"]:
             break
         written.wait(0.01)
@@ -107,7 +107,7 @@ def test_a_living_rank_keeps_its_file_fresh_without_news(tmp_path):
     facts = FactFile(str(tmp_path), {"rank": 0}, lambda: {"counters": {}})
     os.utime(facts.path, (1, 1))
     before = facts.path.read_text()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while facts.path.stat().st_mtime < 2:
         assert time.monotonic() < until
         time.sleep(0.02)
