@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phases.clock import Clock
 from phases.engine.files import explain, sync_directory
-from phases.engine.steps import Clock
 from phases.errors import JournalError
 
 SCHEMA = "phasegate/journal/v1"

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from phases.clock import Clock
 from phases.engine.clock import age, iso
 from phases.engine.files import explain
-from phases.engine.steps import Clock
 from phases.errors import LockedError, PhaseError
 from phases.processes import Life, life_of, start_of
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from phases.clock import Clock
 from phases.engine import stop
 from phases.engine.files import explain
 from phases.engine.journal import Journal, Record
-from phases.engine.steps import Clock, Facts, Step, StepContext
+from phases.engine.steps import Facts, Step, StepContext
 from phases.errors import Exit, JournalError, PhaseError
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phases import __version__
+from phases.clock import Clock
 from phases.engine import progress, run_directory, source
 from phases.engine.closing import JUDGE, RECORD, ledger_of
 from phases.engine.journal import Journal, OnRecord
@@ -16,7 +17,7 @@ from phases.engine.lock import Lock
 from phases.engine.phase_run import PLAN, PhaseRun
 from phases.engine.run_directory import RunDirectory, RunRecord
 from phases.engine.runner import Watcher, execute
-from phases.engine.steps import Clock, Facts, Step
+from phases.engine.steps import Facts, Step
 from phases.errors import Exit, JournalError, UsageError
 from phases.kernel import contract
 from phases.ledger import source as ledger_source

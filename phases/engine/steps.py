@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from phases.clock import Clock
 
 Facts = dict[str, Any]
-
-
-class Clock(Protocol):
-    """Time, passed in so that tests need no sleep."""
-
-    def now(self) -> float: ...  # seconds since the epoch
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import requests
 
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.fleet.errors import RouterError
 
 POLL_SECONDS = 0.2

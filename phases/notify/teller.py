@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phases.clock import Clock
 from phases.engine.clock import SystemClock
 from phases.engine.source import repository_of
-from phases.engine.steps import Clock, Facts
+from phases.engine.steps import Facts
 from phases.errors import Exit, PhaseError
 from phases.notify.message import Event, Message, gate_event
 from phases.notify.notifier import Notifier

@@ -19,7 +19,7 @@ from phases.analysis.decision import Decision, Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.errors import AnalysisError
 from phases.rollout.metrics import Read, as_scrape, read_metrics
 from phases.rollout.prometheus_source import SourceError

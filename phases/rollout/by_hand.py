@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phases.clock import Clock
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
-from phases.engine.steps import Clock
 from phases.errors import Exit, UsageError
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source as ledger_source

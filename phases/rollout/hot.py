@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.session import HostSession, op

@@ -23,7 +23,7 @@ from phases.analysis.decision import Decision, Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import RESPONSES, Labels, Scrape
 from phases.analysis.sequential import SequentialTest
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.errors import AnalysisError
 from phases.rollout.bake import Fault, Look, Probes, Verdict, outcome_of
 from phases.rollout.hot import HotSwitch

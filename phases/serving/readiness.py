@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.errors import ServingError
 from phases.serving.client import Client
 from phases.serving.host import Server, ServingHost

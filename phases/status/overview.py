@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phases.clock import Clock
 from phases.engine import live_state, progress, run_directory, session, source
 from phases.engine.journal import read as read_journal
 from phases.engine.lock import Lock, Owner, is_dead
 from phases.engine.progress import Standing, State
 from phases.engine.run_directory import RunDirectory
-from phases.engine.steps import Clock
 from phases.errors import Exit, JournalError
 from phases.ledger import lost
 from phases.ledger.checkpoint import RESULTS, Checkpoint

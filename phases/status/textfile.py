@@ -40,7 +40,7 @@ from phases.playbook.typed import setting
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from phases.engine.steps import Clock
+    from phases.clock import Clock
     from phases.playbook.schema import Playbook
     from phases.status.fleet_view import FleetLook
     from phases.status.overview import Overview
