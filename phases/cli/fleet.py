@@ -13,7 +13,7 @@ from phases.errors import UsageError
 
 @click.group(epilog=example("phase fleet status", "phase fleet down"))
 def fleet() -> None:
-    """Look at the workers of a playbook's production."""
+    """The workers of a playbook's production."""
 
 
 @fleet.command(epilog=example("phase fleet status", "phase fleet status --timeout 3 --json"))
@@ -21,7 +21,10 @@ def fleet() -> None:
 @playbook_option
 @json_option
 def status(timeout: float, playbook_path: Path | None, as_json: bool) -> None:
-    """Ask every host and the router what runs where; what does not answer in time is shown as such. `phase status` shows this too."""
+    """Ask every host and the router what runs where.
+
+    What does not answer in time is shown as such. `phase status` shows this too.
+    """
     from phases.cli.status import STYLES_OF_WORKERS, fleet_blocks
     from phases.status.fleet_view import FleetWatcher
 

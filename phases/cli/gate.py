@@ -132,7 +132,7 @@ def _record(decision: str, ledger: Ledger, chosen: Checkpoint, playbook: Playboo
     keep_written(playbook, SystemClock(), note)
 
 
-@click.command(epilog=example('phase gate approve 3 --digest 3f2a91c07be45d18 --reason "4.1x on every case, parity clean"'))
+@click.command(epilog=example('phase gate approve 3 --digest 3f2a91c07be45d18 --reason "4.1x, parity clean"'))
 @which
 @reason_option
 @digest_option

@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-@click.command(epilog=example("phase init my_kernel", "cd my_kernel && phase run build-parity"))
+@click.command(epilog=example("phase init my_kernel", "cd my_kernel && git add . && git commit -m start && phase run"))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--name", help="Name of the kernel and its Python package. Default: the directory's name.")
 @json_option

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "import": ("phases.cli.kernel_import:import_", "Make a flashinfer-bench Solution a variant of the kernel."),
 }, epilog=example("phase kernel survey", "phase kernel survey --python /opt/sglang/bin/python"))  # fmt: skip
 def kernel() -> None:
-    """Look at kernels."""
+    """Survey kernels that are installed, tune verify_attn for this device, import kernels of others."""
 
 
 @click.command(epilog=example("phase kernel survey", "phase kernel survey --python /opt/sglang/bin/python --page-size 64 --json"))

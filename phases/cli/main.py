@@ -22,9 +22,9 @@ COMMANDS: Table = {
     "export": ("phases.cli.export:export", "Write a kernel and its results for flashinfer-bench."),
     "rollback": ("phases.cli.rollback:rollback", "Take production back to the last good release."),
     "watch": ("phases.cli.watch:watch", "Watch production and roll back on a latency regression."),
-    "fleet": ("phases.cli.fleet:fleet", "Look at the hosts of the fleet."),
+    "fleet": ("phases.cli.fleet:fleet", "Ask what runs where; a fleet's first release; end the embedded fleet."),
     "analyze": ("phases.cli.analyze:analyze", "Analyse recorded latencies of canary and control."),
-    "kernel": ("phases.cli.kernel:kernel", "Look at kernels: survey what a Python environment holds."),
+    "kernel": ("phases.cli.kernel:kernel", "Survey installed kernels, tune ours, import those of others."),
     "playbook": ("phases.cli.playbook:playbook", "Check a playbook; print its JSON Schema."),
     "notify": ("phases.cli.notify:notify", "Send a test message to whom the playbook tells."),
     "completion": ("phases.cli.completion:completion", "Print the completion script for bash, zsh or fish."),
@@ -48,7 +48,7 @@ EXAMPLE = """\b
 Examples:
   phase run build-parity -p playbooks/local.yaml
   phase gate review
-  phase gate approve --reason "4.1x on every case, parity clean"
+  phase gate approve --reason "4.1x, parity clean"
 """
 
 

@@ -15,7 +15,7 @@ from phases.errors import Exit, UsageError
 
 @click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
 @click.option("--to", metavar="CHECKPOINT", default="", help="Go to the release this full rollout made last-good, instead of each host's own last-good.")
-@click.option("--hot", is_flag=True, help="Only make traffic safe: running servers to the incumbent's kernel, without a restart, in well under a second.")
+@click.option("--hot", is_flag=True, help="Only make traffic safe: running servers to the incumbent's kernel, without a restart.")
 @click.option("--restore", is_flag=True, help="With --hot: then restore by restarts, as without --hot.")
 @click.option("--undo", is_flag=True, help="With --hot: servers that fell back go to the candidate's kernel again.")
 @click.option("-r", "--reason", default="asked for by hand", show_default=True, metavar="TEXT", help="Why; kept in the ledger for good.")
