@@ -10,35 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
 from phases.engine import source, toolchain
 from phases.engine.closing import ledger_of
 from phases.errors import PhaseError
+from phases.findings import Check, Finding, Health
 from phases.playbook.schema import Playbook
-
-
-class Health(Enum):
-    OK = "ok"
-    WARNING = "warning"  # something works less well, or only some phases cannot run
-    PROBLEM = "problem"  # something will fail
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's table."""
-
-    name: str
-    health: Health
-    found: str
-    cure: str = ""
-    host: str = "local"
-
-
-Check = Callable[[], Iterable[Finding]]
 
 
 def local_checks(playbook: Playbook | None, directory: Path) -> list[tuple[str, Check]]:

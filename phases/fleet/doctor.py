@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phases.engine.checks import Check, Finding, Health
 from phases.errors import FleetError, PhaseError
+from phases.findings import Check, Finding, Health
 from phases.fleet.errors import DiskFullError, HostKeyError, LoginError
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host

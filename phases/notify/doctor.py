@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from phases.engine.checks import Check, Finding, Health
 from phases.errors import PhaseError
+from phases.findings import Check, Finding, Health
 from phases.notify.targets import Target, targets_of
 from phases.playbook.schema import Playbook
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phases.engine.checks import Finding, Health
+from phases.findings import Finding, Health
 from phases.fleet import doctor
 from phases.fleet.doctor import Expected, HostReport, check_fleet, check_router, judge, look
 from phases.fleet.host import Host
