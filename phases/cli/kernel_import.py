@@ -29,7 +29,7 @@ def import_(solution: Path, variant: str | None, role: str, device: str | None, 
     afterwards is refused.
     """
     from phases.export import bring_in
-    from phases.export.schema import Solution
+    from phases.kernel.exchange import Solution
     from phases.kernel import contract
 
     playbook = load_playbook(playbook_path)

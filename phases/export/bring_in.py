@@ -14,10 +14,10 @@ from pathlib import Path
 
 from phases.engine.files import write_atomically
 from phases.errors import PhaseError
-from phases.export.schema import LANGUAGES, ExchangeError, Json, Solution, check_definition
 from phases.kernel import contract, solutions
 from phases.kernel.contract import Kernel
 from phases.kernel.definitions import every
+from phases.kernel.exchange import LANGUAGES, ExchangeError, Json, Solution, check_definition
 from phases.playbook.located import Mistakes, load as load_yaml
 
 _MOST_BYTES = 16 << 20

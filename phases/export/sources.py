@@ -6,9 +6,9 @@ import os
 from pathlib import PurePosixPath
 from typing import Any
 
-from phases.export.schema import ExchangeError
 from phases.kernel.contract import Kernel
 from phases.kernel.definitions import CaseDefinition
+from phases.kernel.exchange import ExchangeError
 from phases.kernel.solutions import FOLDER
 from phases.ledger.git import Git
 from phases.ledger.objects import list_tree, read_objects

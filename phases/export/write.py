@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phases.engine.files import write_atomically
-from phases.export.schema import ExchangeError, Json, Solution, check_definition
 from phases.export.sources import entry_text, sources_of
 from phases.kernel import solutions
 from phases.kernel.contract import Kernel, to_json
 from phases.kernel.definitions import CaseDefinition, collect
+from phases.kernel.exchange import ExchangeError, Json, Solution, check_definition
 from phases.ledger.git import Git
 from phases.results import BenchmarkRecord, Case, ParityRecord, Results
 

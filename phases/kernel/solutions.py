@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from phases.errors import KernelContractError
-from phases.export.schema import ExchangeError, Solution, confined
+from phases.kernel.exchange import ExchangeError, Solution, confined
 from phases.reading import open_regular
 
 SCHEMA = "phasegate/solution/v1"

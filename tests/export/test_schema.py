@@ -3,7 +3,7 @@
 import pytest
 
 from phases.export.bring_in import read_record
-from phases.export.schema import ExchangeError, Solution, check_definition
+from phases.kernel.exchange import ExchangeError, Solution, check_definition
 from tests.export.kernels import solution
 
 DEFINITION = {
