@@ -304,7 +304,7 @@ def _gathered(run: PhaseRun, context: StepContext) -> Results:
     """All results, with how both servers came up as measurements and facts."""
     results, failed = run.gathered(context), failure(context)
     ready = Measurement(
-        "candidate_ready", 0.0 if failed else 1.0, n=1, unit="1 = up, active and completing",
+        "candidate_ready", 0.0 if failed else 1.0, n=1, unit="candidate up, active and completing",
         source=failed["reason"] if failed else "own completions, fact files, /server_info",
     )  # fmt: skip
     facts = dict(results.facts)
