@@ -12,12 +12,14 @@ from phases.embedded.fleet import LAUNCH_ENVIRONMENT, launch_arguments
 from phases.fleet.bundle import Bundle, Launch, make_bundle
 from phases.kernel import contract
 from phases.kernel.contract import Kernel
+from phases.results import BuildRecord
 from phases.rollout.settings import ProductionSettings
 from phases.serving.launch import server_argv, server_environment
 from phases.serving.release import OBJECTS, SITE, make_release, variable
 from phases.serving.settings import EMBEDDED, SideSettings
 
 SIDES = ("incumbent", "candidate")
+Built = tuple[Bundle, tuple[BuildRecord, ...]]  # what `make_release` returns
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,20 @@ def fleet_releases(
     Raises:
         BuildError: a release does not build.
     """
-    return {side: _release(settings, kernel, side, environment, progress, folder) for side in sides}
+    built: dict[object, Built] = {}
+    return {side: _release(settings, kernel, side, environment, progress, folder, built) for side in sides}
 
 
 def _release(
-    settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None], folder: Path
+    settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None], folder: Path, built: dict[object, Built]
 ) -> Bundle:
     own: SideSettings = getattr(settings, side)
     served = contract.load(folder / own.kernel) if own.kernel else kernel
     archs, packages = settings.architectures or _architectures(settings, served), [folder / path for path in own.packages]
-    bundle, records = make_release(served, archs, build_cache(served), progress, packages)
+    same = (served.file, tuple(archs), tuple(packages))
+    if same not in built:  # the sides mostly differ in how they are launched only
+        built[same] = make_release(served, archs, build_cache(served), progress, packages)
+    bundle, records = built[same]
     launched = Launched(settings, served)
     release = {"path": "{release}", "digest": ""}
     argv = [str(part) for part in server_argv(launched, side, environment, "{port}")]  # type: ignore[arg-type]

@@ -70,8 +70,17 @@ class FakeWorker:
         self.server.server_close()
 
 
+_FOUND: list[str] = []
+
+
 def router_python(directory: Path) -> str:
-    """A Python that has sglang-router: the provisioned serving environment, or one made here without its dependencies."""
+    """A Python that has sglang-router: the provisioned serving environment, or one made here without its dependencies. Looked for once."""
+    if not _FOUND:
+        _FOUND.append(_router_python(directory))
+    return _FOUND[0]
+
+
+def _router_python(directory: Path) -> str:
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     for python in glob.glob(f"{cache}/phasegate/serving-*/venv/bin/python"):
         if subprocess.run([python, "-c", "import sglang_router"], capture_output=True, check=False).returncode == 0:
