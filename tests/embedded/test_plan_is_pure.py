@@ -12,10 +12,12 @@ from phases.cli.main import cli
 from phases.embedded.fleet import EmbeddedFleetSettings, WorkerKind, fleet_of, was_started
 from phases.engine.clock import SystemClock
 from phases.engine.session import adhoc_run, plan_run
+from phases.errors import UsageError
 from phases.playbook import loader
 from phases.rollout.live import fleet_settings
 from tests.engine.conftest import Repository
 
+SEEN: list[list[int]] = []
 PRODUCTION = """
 embedded_fleet: {workers: [{count: 2}]}
 production: {incumbent: {backend: verify_attn_torch}, candidate: {backend: verify_attn}}
@@ -66,6 +68,21 @@ def test_what_starts_the_fleet_chooses_its_ports_and_a_plan_then_shows_them(play
     chosen = fleet_settings(adhoc_run(loaded, "rollback", SystemClock()))
     assert len({host.port for host in chosen.hosts} - {0}) == 2
     assert fleet_settings(planned) == chosen
+
+
+def remember(run):
+    """A phase script that only looks at its workers, as the real ones do before any step runs."""
+    SEEN.append([host.port for host in fleet_settings(run).hosts])
+    raise UsageError("seen")
+
+
+def test_the_steps_of_a_run_know_the_ports_from_the_start(playbook):
+    repository = Repository.__new__(Repository)
+    repository.path = playbook.parent
+    SEEN.clear()
+    with pytest.raises(UsageError, match="seen"):
+        repository.run(script="tests.embedded.test_plan_is_pure:remember")
+    assert len(set(SEEN[0]) - {0}) == 2
 
 
 def test_chosen_ports_are_kept_and_a_further_worker_gets_its_own(tmp_path, monkeypatch):
