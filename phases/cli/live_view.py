@@ -78,9 +78,14 @@ def look_row(row: dict[str, Any]) -> str:
 
 
 def _test_line(row: dict[str, Any]) -> Text:
-    text = _line(f"    {look_row(row)} ", "")
-    text.append(_WORDS.get(row["outcome"], row["outcome"]), style=_STYLES.get(row["outcome"], ""))
+    text = _line("    ", "")
+    text.append(f"{outcome_word(row):<5}", style=_STYLES.get(row["outcome"], ""))  # first: a narrow terminal cuts the end
+    text.append(look_row(row))
     return text
+
+
+def outcome_word(row: dict[str, Any]) -> str:
+    return _WORDS.get(row["outcome"], row["outcome"])
 
 
 def _few(names: list[str]) -> str:

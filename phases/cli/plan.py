@@ -80,9 +80,12 @@ def _print_forecast(expected: Forecast) -> None:
     say(f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed")
     recorded = f"{_time(expected.expected)}, as {expected.expected_from}" if expected.expected is not None else f"unknown ({expected.expected_from})"
     say(f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases")
+    alike: dict[tuple[str, str], list[str]] = {}
     for sight in expected.sights:
         seen = f"slowdowns from {sight.slowdown:.2f}x on" if sight.slowdown else "unknown"
-        say(f"       {sight.gate} can see in {sight.metric}: {seen} ({sight.source})")
+        alike.setdefault((sight.gate, f"{seen} ({sight.source})"), []).append(sight.metric)
+    for (gate, seen), metrics in alike.items():
+        say(f"       {gate} can see in {', '.join(metrics)}: {seen}")
 
 
 def _time(seconds: float) -> str:

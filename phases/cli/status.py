@@ -172,13 +172,13 @@ def _running(seen: Overview, option: str) -> list[Block]:
         return [line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", "yellow") for run in seen.unfinished]
     lines = [line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
     if seen.live:
-        from phases.cli.live_view import is_look, look_head, look_row
+        from phases.cli.live_view import is_look, look_head, look_row, outcome_word
 
         state = seen.live
         said = "" if is_look(state["said"]) else f": {state['said']}"
         lines.append(line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}{said}"))
         if look := state.get("look"):
-            lines += [line(f"  {look_head(look)}"), *(line(f"  {look_row(row)} {row['outcome']}") for row in look["tests"])]
+            lines += [line(f"  {look_head(look)}"), *(line(f"  {outcome_word(row):<5}{look_row(row)}") for row in look["tests"])]
     return lines
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GAP = 2  # blanks between columns; one where that makes it fit
+LONGEST = 24  # words beyond this are addresses, paths and digests: they may be broken before anything else
 NARROWEST = 10  # cells of a column whose long words are broken; below that rows are written one below the other
 
 
@@ -37,7 +38,8 @@ class TerminalTable:
         from rich.cells import cell_len
 
         texts = list(zip(self.columns, *self.rows, strict=True))
-        widths = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
+        longest = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
+        widths = [min(length, LONGEST) for length in longest] if may_break else longest
         wanted = [max(cell_len(line) for text in column for line in (text.splitlines() or [""])) for column in texts]
         spare = room - sum(widths)
         if spare < 0:

@@ -15,7 +15,7 @@ from phases.results import BenchmarkRecord
 
 COLOURS = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "ABORTED": "magenta"}
 SHOWN_FACTS = 24  # lines of environment changes and of provenance; the rest is counted
-_RULE_COLUMNS = ("verdict", "rule", "estimate", "interval", "n", "threshold", "unit", "source")
+_RULE_COLUMNS = ("verdict", "rule", "estimate", "interval", "n", "threshold", "unit")
 
 
 def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
@@ -51,10 +51,10 @@ def _title(text: str) -> list[Block]:
 
 def _rules(view: ReportView) -> list[Block]:
     rows = tuple(
-        (rule.verdict.value, rule.label, _number(rule.estimate), _interval(rule.low, rule.high), str(rule.n), _number(rule.threshold), rule.unit, rule.source)
+        (rule.verdict.value, rule.label, _number(rule.estimate), _interval(rule.low, rule.high), str(rule.n), _number(rule.threshold), rule.unit)
         for rule in view.gate.rules
     )
-    reasons = [line(f"  {rule.label}: {rule.reason}") for rule in view.gate.rules]
+    reasons = [line(f"  {rule.label}: {rule.reason} ({rule.source})" if rule.source else f"  {rule.label}: {rule.reason}") for rule in view.gate.rules]
     failed = [line(f"    {text}") for rule in view.gate.rules for text in rule.detail.get("failed", [])]
     return [*_title("Rules"), Block(_RULE_COLUMNS, rows), *reasons, *failed]
 
