@@ -19,6 +19,7 @@ from phases.kernel.contract import Kernel
 from phases.kernel.definitions import every
 from phases.kernel.exchange import LANGUAGES, ExchangeError, Json, Solution, check_definition
 from phases.playbook.located import Mistakes, load as load_yaml
+from phases.reading import open_regular
 
 _MOST_BYTES = 16 << 20
 SUPPORTED = tuple(name for name in LANGUAGES if name != "tilelang")
@@ -38,9 +39,11 @@ class Brought:
 def read_record(path: Path) -> Json:
     """The JSON object in a file of flashinfer-bench's. Raises ExchangeError."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with open_regular(path) as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
             raise ExchangeError(f"{path} is over {_MOST_BYTES >> 20} MiB.")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(text)
     except (OSError, ValueError) as fault:
         raise ExchangeError(f"{path} cannot be read as JSON: {fault}.") from None
     except RecursionError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phases.errors import UsageError
+from phases.reading import open_regular
 
 FACT = "anchors"  # results.facts[FACT] is what `read` returns
 
@@ -34,7 +35,8 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: the file is not that.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            data = json.loads(file.read())
         kept = {"about": str(data.get("about", "")), "recorded": bool(data.get("recorded", True)),
                 "rows": [{"case": str(row["case"]), "microseconds": {str(n): float(us) for n, us in row["microseconds"].items()}} for row in data["rows"] if "case" in row]}  # fmt: skip
         if any(not 0 < anchor.seconds < 1e6 for anchor in anchors_of(kept)):

@@ -1,5 +1,8 @@
 """What flashinfer-bench's schema asks for, and what we refuse beyond it."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from phases.export.bring_in import read_record
@@ -76,3 +79,10 @@ def test_json_nested_without_end_is_a_mistake_of_the_file(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(ExchangeError, match="nested too deep"):
         read_record(tmp_path / "deep.json")
+
+
+def test_a_pipe_or_a_device_is_no_record_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path, kind in ((tmp_path / "pipe.json", "a named pipe"), (Path("/dev/zero"), "a device"), (tmp_path, "a directory")):
+        with pytest.raises(ExchangeError, match=f"cannot be read as JSON: is {kind}"):
+            read_record(path)

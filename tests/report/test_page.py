@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,8 @@ def test_a_file_of_anchors_is_read_or_refused(tmp_path) -> None:
     assert read.anchors == (Anchor("k", "rival", 3e-6, True),) and read.anchors_about == "elsewhere"
     with pytest.raises(UsageError, match="bad.json"):
         with_anchors(view(), bad)
+    with pytest.raises(UsageError, match="is a device"):
+        with_anchors(view(), Path("/dev/zero"))
 
 
 def test_a_slower_benchmark_and_a_changed_measurement_are_called() -> None:
