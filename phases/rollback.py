@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.errors import Exit, PhaseError, UsageError
 from phases.playbook.schema import Playbook
 from phases.rollout import hot
@@ -65,14 +65,17 @@ def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: s
     from phases.engine.session import adhoc_run
     from phases.rollout import by_hand
     from phases.rollout.live import open_production
+    from phases.rollout.production import ROLLBACK
     from phases.rollout.rollback import roll_back, safe_only
+    from phases.rollout.takeover import claim
 
     clock = hosts.clock
     run = adhoc_run(playbook, PHASE, clock)
-    with open_production(run, f"rollback: {reason}", clock, progress, reached=hosts.fleet) as production:
+    with open_production(run, f"{ROLLBACK} {reason}", clock, progress, reached=hosts.fleet) as production:
         production.preempt = True
         if restore:
-            target = target or by_hand.before_rollout(playbook, production)
+            if not claim(production):  # else another rollback has just decided where to go, and each host knows it as its last-good
+                target = target or by_hand.before_rollout(playbook, production)
             done = first if first and first.affected else None
             ended = roll_back(production, reason, detected=detected, target=target, by_hand=True, hot_done=done)
         else:

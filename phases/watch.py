@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from phases.analysis.decision import Outcome
+from phases.clock import Clock
 from phases.engine.phase_run import PhaseRun
 from phases.engine.session import adhoc_run
-from phases.engine.steps import Clock, StepContext
+from phases.engine.steps import StepContext
 from phases.errors import Exit
 from phases.playbook.schema import Playbook
 from phases.rollout.bake import Fault, Verdict
 from phases.rollout.by_hand import Ended, before_rollout, record
 from phases.rollout.live import open_production, section
-from phases.rollout.production import Production
+from phases.rollout.production import ROLLBACK, Production
 from phases.rollout.rollback import roll_back
 from phases.rollout.settings import WatchSettings
 from phases.rollout.soak import Soak
+from phases.rollout.takeover import claim
 from phases.rollout.traffic import own_load
 from phases.rollout.waves import recorded_reference
 
@@ -82,7 +84,8 @@ def _regression(run: PhaseRun, production: Production, settings: WatchSettings, 
     if not settings.roll_back:
         return Exit.GATE_FAILED, found
     detected = clock.now()
-    target = before_rollout(run.playbook, production)
+    production.purpose = f"{ROLLBACK} watch: {verdict.reason}"
+    target = "" if claim(production) else before_rollout(run.playbook, production)
     back = roll_back(production, f"watch: {verdict.reason}", detected=detected, target=target)
     ended = Ended(back, record(run, back, detected, clock, progress), back.exit_code)
     return ended.code, {**found, "rollback": back.to_json(), "checkpoint": ended.checkpoint.name}

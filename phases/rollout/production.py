@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.engine.steps import Clock
+from phases.clock import Clock
 from phases.errors import FleetError, PhaseError, ServingError
 from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_back
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
 from phases.fleet.errors import HostLockedError, LeaseError, RouterError
-from phases.fleet.locks import HostLock, break_lock, show_lock
+from phases.fleet.locks import HostLock, LockInfo, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
 from phases.fleet.services import wait_ready, waiting
@@ -34,10 +34,16 @@ from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
 Progress = Callable[[str], None]
+ROLLBACK = "rollback:"  # how the purpose of a rollback's lock on a host begins
 FACTS_PROGRAM = (
     "import glob,json,os,sys\n"
     "print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1],'facts','rank-*.json')))]))"
 )
+
+
+def is_rollback(seen: LockInfo) -> bool:
+    """Whether a host is held by a rollback that is at work. Another rollback waits for that one (`takeover.claim`)."""
+    return seen.purpose.startswith(ROLLBACK) and not seen.orphan
 
 
 @dataclass(frozen=True)
@@ -345,7 +351,7 @@ class Production:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def take_lock(self, session: HostSession) -> HostLock:
-        """This run's lock on a host, taken again after a broken session; HostLockedError when another run holds it."""
+        """This run's lock on a host, taken again after a broken session; HostLockedError when another run holds it, or another rollback."""
         name = session.host.name
         held = self.locks.get(name)
         lock = HostLock(session, self.purpose, token=held.token if held else self.token)
@@ -353,7 +359,7 @@ class Production:
             lock.acquire()
         except HostLockedError:
             seen = show_lock(session) if self.preempt else None
-            if seen is None:
+            if seen is None or is_rollback(seen):
                 raise
             self.progress(f"{name}: taking over from {seen.owner} ({seen.purpose}, {seen.age:.0f} s)")
             break_lock(session, seen)

@@ -15,12 +15,14 @@ from phases.errors import Exit, PhaseError
 from phases.fleet.errors import RouterError
 from phases.fleet.host import Host
 from phases.fleet.releases import NEVER
+from phases.fleet.session import HostSession, op
 from phases.rollout import hot
 from phases.rollout.arms import batches
 from phases.rollout.hot import HotSwitch
 from phases.rollout.production import Production, WorkerState
 
 SAFE_SECONDS = 60.0
+RECORD_SECONDS = 60.0
 
 
 @dataclass
@@ -140,12 +142,14 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     timeline.note("detected", text=reason)
     done = _fall_back_first(production, target, hot_done, timeline)
     states = production.observe(router_needed=False)
-    moved = [state for state in states if strayed(state, target)]
+    moved = sorted((s for s in states if strayed(s, target)), key=lambda s: s.current == (target or s.last_good))  # what still serves the candidate first
     if done and done.safe and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved)):
         left = {s.host.name: "on the incumbent's kernel; `phase rollback` restores it" for s in moved}
         return Rollback(reason, not left, tuple(timeline.events), left, tuple(left), done, restores=False)
     production.progress(f"going back on {', '.join(s.host.name for s in moved) or 'no worker'}: {reason}")
     _make_traffic_safe(production, states, moved, timeline)
+    if target:  # before the first restart: a rollback cut short in the middle then goes on the same way, whoever begins it again
+        _record_as_good(production, target)
     failed = _restore(production, states, moved, target, timeline)
     left = {**failed, **_not_restored(production, target)}
     if not left and target:
@@ -196,13 +200,13 @@ def _gone(production: Production, urls: list[str]) -> bool:
 def _restore(production: Production, states: list[WorkerState], moved: list[WorkerState], target: str, timeline: Timeline) -> dict[str, str]:
     """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
     failed: dict[str, str] = {}
-    still_in = production.routed(needed=False)
+    still_in = _with_users(production, states)
     out_now = [s.host for s in moved if s.host.url not in still_in]
     serving_moved = [s.host for s in moved if s.host.url in still_in]
     floor = production.settings.min_available.of(len(states))
     failed |= _restore_together(production, out_now, target, timeline)
     if serving_moved:
-        in_service = len(production.routed())
+        in_service = len(_with_users(production, states))
         for batch in batches(serving_moved, max(in_service, floor + 1), floor):
             failed |= _restore_together(production, batch, target, timeline)
     if moved and timeline.at("traffic safe") is None and not failed:
@@ -210,6 +214,16 @@ def _restore(production: Production, states: list[WorkerState], moved: list[Work
     if moved and not failed:
         timeline.note("restored")
     return failed
+
+
+def _with_users(production: Production, states: list[WorkerState]) -> set[str]:
+    """URLs of the workers that users are served by. Where the router does not answer us it may well serve them all the same, so then every
+    worker that serves counts, and the floor holds among those."""
+    try:
+        return production.routed()
+    except RouterError as fault:
+        production.progress(f"{fault.message} Every worker that answers counts as in service.")
+        return {state.host.url for state in states if state.serving}
 
 
 def _restore_together(production: Production, hosts: Sequence[Host], target: str, timeline: Timeline) -> dict[str, str]:
@@ -234,13 +248,12 @@ def _restore_one(production: Production, host: Host, target: str, timeline: Time
 
 def _record_as_good(production: Production, target: str) -> dict[str, str]:
     """What all were brought back to is what the next rollback goes to: else that would bring the candidate in again."""
-    left = {}
-    for host in production.workers:
-        try:
-            production.keep(host, target)
-        except PhaseError as fault:
-            left[host.name] = f"{target[:12]} could not be recorded as good: {fault}"
-    return left
+
+    def act(session: HostSession) -> None:
+        session.do(op("release.good", digest=target, token=production.take_lock(session).token))
+
+    results = production.fleet.each(act, deadline=RECORD_SECONDS)
+    return {result.host.name: f"{target[:12]} could not be recorded as good: {result.reason}" for result in results.bad}
 
 
 def _not_restored(production: Production, target: str) -> dict[str, str]:

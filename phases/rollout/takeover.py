@@ -1,26 +1,34 @@
-"""Somebody else at the same production: a rollback by hand, say, that took hosts over from this run while it was at work."""
+"""Somebody else at the same production: a rollback by hand that took hosts over from this run while it was at work, or two at once."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
 from phases.errors import FleetError
 from phases.fleet.deploy import PUT_BACK
+from phases.fleet.errors import HostLockedError
+from phases.fleet.host import Host
 from phases.fleet.lease import read_lease
 from phases.fleet.locks import show_lock
-from phases.rollout.production import Production
+from phases.rollout.production import ROLLBACK, Production
 
 TAKEN_SECONDS = 1.0  # between two looks at whether somebody else still holds a host
+CLAIM_SECONDS = 60.0  # for the locks of all hosts
 
 
 def taken_over(production: Production) -> str:
     """Who holds a host that this run had locked, such as a rollback by hand from another terminal; empty when nobody does."""
     fleet = production.fleet
-    for name, lock in list(production.locks.items()):
+    for host in production.workers:
+        lock = production.locks.get(host.name)
         try:
-            seen = show_lock(fleet.session(fleet[name]))
+            seen = show_lock(fleet.session(host)) if lock else None
         except FleetError:
             continue
-        if seen is not None and seen.token != lock.token:
-            return f"{name} by {seen.owner} ({seen.purpose})"
+        if lock and seen is not None and seen.token != lock.token:
+            return f"{host.name} by {seen.owner} ({seen.purpose})"
     return ""
 
 
@@ -47,3 +55,42 @@ def let_others_finish(production: Production) -> None:
     while taken and production.clock.monotonic() < until:
         production.clock.sleep(TAKEN_SECONDS)
         taken = taken_over(production)
+
+
+def claim(production: Production) -> bool:
+    """Lock every host that can be reached before a rollback changes anything, so that two of them (two people on call, or a watch and a
+    person) never work on one fleet: each would count the floor for itself, and they may have different goals.
+
+    Waits as long as another rollback is at work. Returns whether it has waited: then the other one has decided where to go.
+    """
+    waited = False
+    while other := _claim_all(production):
+        if not waited:
+            production.progress(f"waiting for the rollback that is at work already, by {other['owner']} ({other['purpose']})")
+        waited = True
+        production.clock.sleep(TAKEN_SECONDS)
+    return waited
+
+
+def _claim_all(production: Production) -> dict[str, Any] | None:
+    """All locks, or none and who holds one for a rollback: one that waits must not be in the way of the one it waits for.
+
+    The first host that can be reached decides between two that begin at the same moment.
+    """
+    first, *others = production.workers
+    held = _claim(production, [first]) or _claim(production, others)
+    if held is not None:
+        for lock in production.locks.values():
+            with contextlib.suppress(FleetError):
+                lock.release()
+        production.locks.clear()
+    return held
+
+
+def _claim(production: Production, hosts: Sequence[Host]) -> dict[str, Any] | None:
+    """Owner and purpose of who holds one of them for a rollback. What cannot be locked for another reason is met again when it is to be changed."""
+    if not hosts:
+        return None
+    results = production.fleet.each(production.take_lock, hosts=hosts, deadline=CLAIM_SECONDS)
+    blocked = [getattr(result.error, "facts", {}) for result in results.bad if isinstance(result.error, HostLockedError)]
+    return next((who for who in blocked if str(who.get("purpose")).startswith(ROLLBACK)), None)
