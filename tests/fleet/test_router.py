@@ -114,11 +114,8 @@ def router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 pytest.fail(f"the router did not start: {(directory / 'log').read_text()[-2000:]}")
             time.sleep(0.2)
     yield url
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
+    os.killpg(process.pid, 9)  # asked to end, it would wait for its connections
+    process.wait()
     log.close()
 
 

@@ -23,6 +23,7 @@ from phases.fleet.transport import Transport, connect, run
 from tests.fleet.sshfleet import SshFleet, free_port
 
 SHORT = Timeouts(connect=8, channel=8, command=8, keepalive=1)
+MUTE = Timeouts(connect=2, channel=2, command=2)  # for who never answers: nothing has to come in time
 
 
 @pytest.fixture(params=["local", "ssh"])
@@ -116,7 +117,7 @@ def test_nobody_listening_and_no_such_name(remote: Host) -> None:
 def test_a_server_that_accepts_and_says_nothing(remote: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ssh = dataclasses.replace(remote.ssh, port=server.getsockname()[1])
-        host = dataclasses.replace(remote, address="127.0.0.1", ssh=ssh, timeouts=SHORT)
+        host = dataclasses.replace(remote, address="127.0.0.1", ssh=ssh, timeouts=MUTE)
         with pytest.raises(SilentHostError, match="connecting to"):
             run(connect(host), ["true"])
 
@@ -132,7 +133,7 @@ def test_a_server_that_stops_in_the_key_exchange(remote: Host) -> None:
         held: list[socket.socket] = []
         threading.Thread(target=greet, daemon=True).start()
         ssh = dataclasses.replace(remote.ssh, port=server.getsockname()[1])
-        host = dataclasses.replace(remote, address="127.0.0.1", ssh=ssh, timeouts=SHORT)
+        host = dataclasses.replace(remote, address="127.0.0.1", ssh=ssh, timeouts=MUTE)
         with pytest.raises(UnreachableError, match=r"on h00"):
             run(connect(host), ["true"])
 

@@ -53,7 +53,8 @@ def test_started_found_again_and_stopped(host, tmp_path):
     host.stop(server)  # again: nothing to do
 
 
-def test_children_that_ignore_the_signal_are_ended_too(host):
+def test_children_that_ignore_the_signal_are_ended_too(host, monkeypatch):
+    monkeypatch.setattr("phases.serving.host.TERM_SECONDS", 5.0)  # how long they are asked first
     server = start(host, STUBBORN_CHILD)
     wait_for(lambda: "child" in host.log_lines(server))
     members = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _session(p) == server.pid]
