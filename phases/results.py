@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = "phasegate/results/v1"
+RATIO = "candidate / incumbent"  # unit of what Phase 2 measures between two servers
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from phases.report.charts import Point, RatioRow
 from phases.report.markup import interval, number, section, table, text
 from phases.report.tables import seconds
 from phases.report.view import ReportView
-from phases.results import Measurement
+from phases.results import RATIO, Measurement
 
 PHASE = "sglang-integration"
 TITLE = "Candidate against incumbent"
@@ -42,7 +42,7 @@ def ratios(view: ReportView) -> list[Ratio]:
     """Every ratio of a Phase 2 checkpoint that has a value; none for other phases."""
     if view.results.phase != PHASE:
         return []
-    found = [m for m in view.results.measurements if m.unit == "candidate / incumbent" and m.estimate is not None and math.isfinite(m.estimate)]
+    found = [m for m in view.results.measurements if m.unit == RATIO and m.estimate is not None and math.isfinite(m.estimate)]
     limits = {rule.detail["metric"]: rule.threshold for rule in view.gate.rules if "metric" in rule.detail}
     return [_ratio(view, m, limits.get(m.metric)) for m in found]
 
@@ -54,7 +54,7 @@ def side_by_side(view: ReportView) -> str:
         return ""
     rows = [RatioRow(r.name, Point(r.measured.estimate or 0.0, r.measured.low, r.measured.high), r.limit, r.pairs) for r in found]
     said = "; ".join(f"{r.name} {number(r.measured.estimate)}, interval {interval(r.measured.low, r.measured.high)}" for r in found)
-    chart = charts.ratios(rows, xlabel="candidate / incumbent", title=f"{TITLE}: {said}")
+    chart = charts.ratios(rows, xlabel=RATIO, title=f"{TITLE}: {said}")
     about = _ABOUT + (_PAIRS if any(row.single for row in rows) else "")
     numbers = table(COLUMNS, [r.row() for r in found], TITLE, range(1, len(COLUMNS)))
     return section("sides", TITLE, f'<p class="muted">{text(about)}</p>{chart}{numbers}')

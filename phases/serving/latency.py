@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phases.results import Measurement
+from phases.results import RATIO, Measurement
 from phases.serving.activity import Activity, read_activity, summarize
 from phases.serving.client import Client, Completion
 from phases.serving.prompts import timing_prompt
@@ -77,4 +77,4 @@ def _ratio(metric: str, timings: dict[str, list[Timing]], field: str, source: st
         return Measurement(metric, None, source="not reported by both servers")
     ratio = median_ratio(ours, theirs)
     detail = {"candidate_median": sorted(ours)[len(ours) // 2], "incumbent_median": sorted(theirs)[len(theirs) // 2]}
-    return Measurement(metric, ratio.estimate, ratio.low, ratio.high, len(ours), "candidate / incumbent", source, detail)
+    return Measurement(metric, ratio.estimate, ratio.low, ratio.high, len(ours), RATIO, source, detail)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phases.errors import ServingError
-from phases.results import Measurement
+from phases.results import RATIO, Measurement
 from phases.serving.client import Client, Completion, Score
 from phases.serving.prompts import Prompt
 from phases.serving.statistics import Interval, clustered_mean, ratio_of_sums
@@ -127,7 +127,7 @@ def _accept_lengths(candidate: Sequence[Answer], incumbent: Sequence[Answer], pr
     length = ratio_of_sums(ours, [(1.0, 1.0)] * len(ours))
     return (
         _measured("accept_length", length, total, "tokens a verify step", source),
-        _measured("accept_length_ratio", ratio, total, "candidate / incumbent", source),
+        _measured("accept_length_ratio", ratio, total, RATIO, source),
     )
 
 

@@ -11,11 +11,9 @@ from phases.report.page import render
 from phases.report.review_text import review_blocks
 from phases.report.side_by_side import PHASE, TITLE, ratios
 from phases.report.view import ReportView
-from phases.results import Measurement, Results
+from phases.results import RATIO, Measurement, Results
 from phases.verdict import Verdict
 from tests.report.test_page import EVIL, Tags, view
-
-RATIO = "candidate / incumbent"
 
 
 def measured(name: str = "other_ratio") -> ReportView:
