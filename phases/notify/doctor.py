@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from phases.errors import PhaseError
 from phases.findings import Check, Finding, Health
-from phases.notify.targets import Target, targets_of
+from phases.notify.targets import Target, Webhook, targets_of
 from phases.playbook.schema import Playbook
 
 
@@ -25,6 +25,8 @@ def check_target(target: Target) -> Iterable[Finding]:
     """A warning: a run goes on without telling."""
     try:
         target.ready()
+        if isinstance(target, Webhook) and target.in_the_clear():
+            return [Finding("notify", Health.WARNING, f"{target.name}: its token goes over http, unencrypted", "Give an https:// address.")]
     except PhaseError as fault:
         return [Finding("notify", Health.WARNING, f"{target.name}: {fault.message}", fault.hint or "Set it where `phase` runs; `phase notify test` shows whether it works.")]
     return [Finding("notify", Health.OK, target.name)]

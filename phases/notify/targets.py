@@ -161,6 +161,15 @@ class Webhook(_Configured):
         self._address()
         self._token()
 
+    def in_the_clear(self) -> bool:
+        """Whether a token would be sent over a network unencrypted. DeliveryError when address or token are not there."""
+        try:
+            parts = urlsplit(self._address())
+            host = parts.hostname or ""
+        except ValueError:  # no address at all: what delivering says
+            return False
+        return bool(self._token()) and parts.scheme == "http" and host not in ("localhost", "::1") and not host.startswith("127.")
+
     def deliver(self, message: Message) -> None:
         import requests
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from phases.errors import Exit, PlaybookError
+from phases.findings import Health
+from phases.notify.doctor import check_target
 from phases.notify.message import TEXT_LIMIT, Event, Message, gate_event
+from phases.notify.settings import NotifySettings, WebhookSettings
+from phases.notify.targets import targets_of
 from phases.playbook import loader
 from phases.playbook.located import Mistakes, load_text
 from tests.cli.conftest import phase, repository  # noqa: F401 - fixtures
@@ -129,3 +134,15 @@ def test_the_doctor_says_who_would_not_be_told(repository, phase, receiver):
     assert [row["health"] for row in rows] == ["warning", "ok", "warning", "warning"] and all(row["cure"] for row in rows if row["health"] == "warning")
     assert "SLACK_URL" in rows[0]["found"] and "no such program" in rows[2]["found"] and "nowhere" in rows[3]["found"]
     assert not receiver.requests and "s3cret" not in json.dumps(rows)
+
+
+def test_the_doctor_warns_of_a_token_that_would_go_over_a_network_unencrypted():
+    def found(**settings):
+        (target,) = targets_of(NotifySettings(webhooks=(WebhookSettings(**settings),)), Path("."), {"TOKEN": "s3cret-token", "URL": "http://pager.example:99x/hook", "BROKEN": "http://[::1"})
+        return check_target(target)[0]
+
+    exposed = found(url="http://pager.example/hook", token_env="TOKEN")
+    assert exposed.health is Health.WARNING and "unencrypted" in exposed.found and "https://" in exposed.cure and "s3cret" not in exposed.found
+    for fine in ({"url": "https://pager.example/hook", "token_env": "TOKEN"}, {"url": "http://127.0.0.1:8/hook", "token_env": "TOKEN"}, {"url": "http://pager.example/hook"}):
+        assert found(**fine).health is Health.OK
+    assert found(url_env="URL", token_env="TOKEN").health is Health.WARNING and found(url_env="BROKEN", token_env="TOKEN").health is Health.OK
