@@ -161,7 +161,7 @@ class SglangRouter:
             raise RouterError(f"{method} {self.url}{path} gave {answer.status_code}: {answer.text[:200]}", hint="Look at the router's log.")
         try:
             return dict(answer.json())
-        except ValueError:
+        except (ValueError, TypeError):
             raise RouterError(f"{self.url}{path} does not answer JSON.", hint="Is this really sglang-router?") from None
 
 

@@ -140,29 +140,34 @@ class Bake:
             self.clock.sleep(max(0.0, next_look - self.clock.now()))
 
     def _scrape(self) -> Fault | None:
-        """Scrape all at the same moment; a worker of an arm that stays silent for three windows is a fault."""
+        """Scrape all at the same moment; a worker of an arm that stays silent, or says nothing that can be read, for three windows is a fault."""
         named = {"canary": self.canary, "control": self.control, "": self.others}
         workers = [(arm, *item) for arm, urls in named.items() for item in urls.items()]
         with ThreadPoolExecutor(len(workers)) as pool:
             scraped = list(pool.map(self._read_one, workers))
-        for (arm, name, _), (at, found) in zip(workers, scraped, strict=True):
+        for (arm, name, _), found in zip(workers, scraped, strict=True):
             if isinstance(found, SourceError):
                 continue  # says nothing about the worker; an arm that is not scraped for two windows is not judged
-            if isinstance(found, AnalysisError):
-                self._silent[name] = self._silent.get(name, 0) + 1
-                if arm and self._silent[name] >= 3:
-                    return Fault(name, "its metrics cannot be read", incumbent=arm == "control")
-                continue
-            self._silent[name] = 0
-            self._fold(arm, as_scrape(found, t=at, source=name))
+            unreadable = found if isinstance(found, AnalysisError) else self._folded(arm, found)
+            self._silent[name] = self._silent.get(name, 0) + 1 if unreadable else 0
+            if unreadable and arm and self._silent[name] >= 3:
+                return Fault(name, f"its metrics cannot be read: {unreadable.message}", incumbent=arm == "control")
         return None
 
-    def _read_one(self, worker: tuple[str, str, str]) -> tuple[float, str | Scrape | AnalysisError]:
+    def _read_one(self, worker: tuple[str, str, str]) -> Scrape | AnalysisError:
         try:
-            found: str | Scrape | AnalysisError = self.read(worker[2])
+            found = self.read(worker[2])
+            return as_scrape(found, t=self.clock.now(), source=worker[1])
         except AnalysisError as fault:
-            found = fault
-        return self.clock.now(), found
+            return fault
+
+    def _folded(self, arm: str, scrape: Scrape) -> AnalysisError | None:
+        """What is wrong with its numbers, if anything is."""
+        try:
+            self._fold(arm, scrape)
+        except AnalysisError as fault:
+            return fault
+        return None
 
     def _fold(self, arm: str, scrape: Scrape) -> None:
         if arm != "canary":

@@ -108,7 +108,7 @@ def _tell_end(production: Production, back: Rollback, detected: float) -> None:
 def safe_only(production: Production, reason: str, *, detected: float, target: str = "", hot_done: HotSwitch | None = None) -> Rollback:
     """The hot fallback (`hot_done`, if it has been tried already) and nothing else: traffic safe at once, restoring left for later."""
     timeline = Timeline(detected, production.clock.now)
-    timeline.note("detected", text=reason)
+    timeline.note("detected", text=reason, at=detected)
     done = hot_done or hot.fall_back_by_hand(production, target)
     _note_hot(done, timeline)
     left = {a.host: a.missing or "on the incumbent's kernel; `phase rollback` restores it" for a in done.affected}
@@ -139,7 +139,7 @@ def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | 
 
 def _roll_back(production: Production, reason: str, detected: float, target: str, restore: bool, hot_done: HotSwitch | None) -> Rollback:
     timeline = Timeline(detected, production.clock.now)
-    timeline.note("detected", text=reason)
+    timeline.note("detected", text=reason, at=detected)
     done = _fall_back_first(production, target, hot_done, timeline)
     states = production.observe(router_needed=False)
     moved = sorted((s for s in states if strayed(s, target)), key=lambda s: s.current == (target or s.last_good))  # what still serves the candidate first

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from phases.engine.closing import ledger_of
 from phases.engine.files import write_json
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Facts, Step, StepContext
 from phases.errors import FleetError, PhaseError
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS
+from phases.ledger.remote import RemoteUnreachable
 from phases.results import Results
 from phases.rollout import traffic
 from phases.rollout.arms import batches
@@ -29,6 +31,7 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
     """Every worker is reached, serves, is in service and runs what the others run; an embedded fleet is brought up first."""
 
     def look(context: StepContext) -> Facts:
+        _require_ledger(run, context)
         environment = _environment(run, live, context)
         bundles = live.bundles(context, environment)
         _bring_up(run, live, context, bundles)
@@ -124,6 +127,16 @@ def _bring_up(run: PhaseRun, live: Live, context: StepContext, bundles: dict[str
     from phases.embedded.fleet import ensure_up
 
     ensure_up(embedded, run.repo, run.playbook.name, live.production(context), bundles["incumbent"], context.progress)
+
+
+def _require_ledger(run: PhaseRun, context: StepContext) -> None:
+    """What would keep this run from being recorded at its end is found before anything moves. A remote that is only out of reach is not."""
+    ledger = ledger_of(run.playbook, context.progress)
+    ledger.preflight()
+    try:
+        ledger.sync()
+    except RemoteUnreachable as fault:
+        context.progress(fault.message)
 
 
 def _require_well(states: Sequence[WorkerState]) -> None:

@@ -188,6 +188,16 @@ def test_no_router_or_something_else_in_its_place(workers: list[FakeWorker]) -> 
         SglangRouter(workers[0].url, SystemClock()).workers()
 
 
+@pytest.mark.parametrize("body", ["[1]", "null", '"workers"', '{"workers": 3}', '{"workers": [{}]}', "<html>"])
+def test_an_answer_of_another_form_is_a_routers_fault_and_no_crash(body: str) -> None:
+    answer = requests.Response()
+    answer.status_code, answer._content = 200, body.encode()
+    router = SglangRouter("http://router", SystemClock())
+    router._session.request = lambda *more, **named: answer  # type: ignore[assignment]
+    with pytest.raises(RouterError):
+        router.workers()
+
+
 def test_share_counts_healthy_workers_and_aliases() -> None:
     listed = [RoutedWorker("http://a", True), RoutedWorker("http://b", True), RoutedWorker("http://c", False), RoutedWorker("http://a/", True)]
     assert share(listed, ["http://a/"]) == pytest.approx(2 / 3)

@@ -147,6 +147,27 @@ def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
     assert verdict.outcome is Outcome.FAIL and verdict.fault is not None and "metrics cannot be read" in verdict.fault.reason
 
 
+GARBAGE = {
+    "no metrics at all": "<html>502 Bad Gateway</html>",
+    "half a line": 'sglang:http_responses_total{endpoint="/gen',
+    "no number": 'sglang:http_responses_total{endpoint="/generate",status_code="200"} NaN\n',
+    "infinite": 'sglang:http_responses_total{endpoint="/generate",status_code="200"} +Inf\n',
+    "below zero": 'sglang:http_responses_total{endpoint="/generate",status_code="200"} -5\n',
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_metrics_that_turn_to_garbage_are_a_fault_of_their_worker_and_no_crash(what: str) -> None:
+    clock = SimulatedTime()
+    workers = SimulatedWorkers(clock)
+    started = clock.at
+    made = bake(workers)
+    made.read = lambda url: GARBAGE[what] if url == "canary" and clock.at > started + 30 else workers.read(url)
+    verdict = made.run()
+    assert verdict.outcome is Outcome.FAIL and verdict.fault and verdict.fault.worker == "c", verdict.reason
+    assert "metrics cannot be read" in verdict.fault.reason
+
+
 class SimulatedProbes:
     """Own requests to each arm, `rate` a second, some of one arm without any answer."""
 
