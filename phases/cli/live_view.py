@@ -41,7 +41,7 @@ class RunningStep:
 
         self._spinner.update(text=_line(f"{self.label} ({time.monotonic() - self.begun:.0f} s)", ""))
         rows = [*look_lines(self.look)] if self.look else []
-        said = [_line(f"    {line}", "dim") for line in self.lines]
+        said = [_line(f"    {line}", "dim") for line in tuple(self.lines)]  # a copy: it is drawn in a thread of its own
         return Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))
 
 

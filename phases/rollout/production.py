@@ -224,6 +224,7 @@ class Production:
         if host.name in self.leases:  # an earlier process of this run was killed half way through this
             self.go_back(host)
         self.take_out(host, self.fleet_settings.service.drain)
+        self.progress(f"{host.name} is out of traffic; it switches and restarts under a lease")
         session = self.fleet.session(host)
         try:
             lease = guarded_switch(session, self.take_lock(session), self.driver(host), digest, self.ready(host), self._windows())
@@ -237,6 +238,7 @@ class Production:
             reason = self.mixed(host, digest)
             if reason:
                 raise ServingError(f"{reason}.", hint="The worker goes back.", host=host.name)
+            self.progress(f"{host.name} answers; warming up")
             self.warm_up(host)
             self.require_agreement(host)
             self.put_in(host)
@@ -247,10 +249,12 @@ class Production:
     def restart_same(self, host: Host) -> None:
         """Restart a worker on the release it has, so that it is as old as a canary."""
         self.take_out(host, self.fleet_settings.service.drain)
+        self.progress(f"{host.name} is out of traffic; it restarts")
         session = self.fleet.session(host)
         self.take_lock(session)
         driver, ready = self.driver(host), self.ready(host)
         session.do(driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + driver.drain + 30)
+        self.progress(f"{host.name} answers; warming up")
         self.warm_up(host)
         self.put_in(host)
 
