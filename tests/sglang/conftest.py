@@ -62,7 +62,7 @@ def serving_environment() -> ServingEnvironment:
 def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callable[..., Run]:
     """Run Phase 2 once in a repository of its own; `sabotage` edits a copy of the kernel that the candidate gets."""
 
-    def run(sabotage: Callable[[Path], None] | None = None, *, candidate: str = "", server: str = "") -> Run:
+    def run(sabotage: Callable[[Path], None] | None = None, *, candidate: str = "", server: str = "", clock: SystemClock = SystemClock()) -> Run:
         repo = tmp_path / "repo"
         repo.mkdir()
         kernel = KERNEL
@@ -77,7 +77,7 @@ def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callab
                      ["add", "-A"], ["commit", "-q", "-m", "playbook"]):  # fmt: skip
             subprocess.run(["git", "-C", str(repo), *argv], check=True)
         playbook = load(repo / "playbook.yaml")
-        outcome = run_phase(playbook, playbook.phases[0], resume=False, clock=SystemClock(), watcher=Silent())
+        outcome = run_phase(playbook, playbook.phases[0], resume=False, clock=clock, watcher=Silent())
         ledger = Ledger(repo, "checkpoints")
         files = ledger.files(ledger.find(str(outcome.checkpoint["number"])))
         return Run(outcome, repo, Results.from_json(json.loads(files["results.json"])), json.loads(files["gate.json"]),

@@ -101,9 +101,7 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
         assert _facts(client)["counters"]["incumbent_calls"] > 0
         (facts / "wrong").touch()  # from here on the candidate's outputs are off
         _eventually(lambda: host.read_facts(server)[0]["shadow"]["tripped"])
-        before = _facts(client)["counters"]["verify_calls"]
-        time.sleep(1)
-        assert _facts(client)["counters"]["verify_calls"] == before  # our kernel does not run any more
+        _eventually(lambda: _stands_still(lambda: _facts(client)["counters"]["verify_calls"]))  # our kernel does not run any more
     finally:
         stop.set()
         for thread in users:
@@ -111,18 +109,26 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
     assert not wrong and answers(client) == reference  # the step that tripped went on with the incumbent's output
 
     told = host.read_facts(server)[0]
-    assert control.read_bytes() == b"i" and told["hot"]["choice"] == "incumbent" and "shadow: layer 0" in told["hot"]["tripped"]
     evidence = told["shadow"]["tripped"]
-    assert evidence["frobenius"] == pytest.approx(0.01, rel=0.1) and evidence["layer"] == 0 and len(evidence["prefix_lengths"]) >= 1
-    assert any("shadow: layer 0" in line for line in host.log_lines(server))
+    found = f"shadow: layer {evidence['layer']}"  # the first that came after it went wrong, which may be in the middle of a forward
+    assert control.read_bytes() == b"i" and told["hot"]["choice"] == "incumbent" and found in told["hot"]["tripped"]
+    assert evidence["frobenius"] == pytest.approx(0.01, rel=0.1) and evidence["layer"] >= 0 and len(evidence["prefix_lengths"]) >= 1
+    assert any(found in line for line in host.log_lines(server))
 
 
 def _facts(client: Client) -> dict:
     return read_activity(client, "verify_attn")[0]
 
 
+def _stands_still(read) -> bool:
+    """Over a second under load; what is read may itself be a second old at first."""
+    before = read()
+    time.sleep(1)
+    return read() == before
+
+
 def _eventually(true) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not true():
         assert time.monotonic() < until, "it never came to hold"
         time.sleep(0.02)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from phases.engine.clock import SystemClock
 from phases.errors import Exit
 from phases.verdict import Verdict
 from tests.sglang.conftest import Run, processes_of, replace
@@ -89,14 +90,23 @@ def test_server_killed_while_loading_fails(phase_two):
     require_failed(phase_two(killed), "ended while starting")
 
 
-def test_server_that_is_healthy_but_completes_nothing_fails(phase_two):
-    hook = """
+def test_server_that_is_healthy_but_completes_nothing_fails(phase_two, tmp_path):
+    stalled = tmp_path / "stalled"
+
+    class Hurried(SystemClock):
+        """From the first request that stalls on, the time for getting ready is over: nobody needs to wait for it."""
+
+        def monotonic(self) -> float:
+            return super().monotonic() + (10_000 if stalled.exists() else 0)
+
+    hook = f"""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     async def stalled(original, manager, request, *rest, **options):
         import asyncio
 
         if not str(getattr(request, "rid", "")).startswith("HEALTH_CHECK"):
+            open({str(stalled)!r}, "w").close()
             await asyncio.sleep(3600)
         async for part in original(manager, request, *rest, **options):
             yield part
@@ -107,7 +117,7 @@ def test_server_that_is_healthy_but_completes_nothing_fails(phase_two):
     def stalling(kernel: Path) -> None:
         replace(kernel, "sglang/__init__.py", "    import torch\n", f"    import torch\n{hook}\n")
 
-    run = phase_two(stalling, server="request_timeout: 5s", candidate="arguments: [--skip-server-warmup], ready_within: 60s")
+    run = phase_two(stalling, server="request_timeout: 10s", candidate="arguments: [--skip-server-warmup], ready_within: 300s", clock=Hurried())
     require_failed(run, "answers /health", "completes nothing")
 
 
