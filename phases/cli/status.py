@@ -211,7 +211,7 @@ def fleet_blocks(live: FleetLook) -> list[Block]:
 
 def _worker(row: WorkerView) -> tuple[str, ...]:
     runs = row.current[:12] or "-"
-    kernel = {"incumbent": "fell back", "candidate": "own", "mixed": "MIXED"}.get(row.kernel, "-")
+    kernel = {"incumbent": "fell back", "candidate": "as released", "mixed": "MIXED"}.get(row.kernel, "-")
     return row.name, runs, kernel, row.last_good[:12] or "-", row.lease or "-", _yes(row.serving), _yes(row.in_service), row.problem
 
 

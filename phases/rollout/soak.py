@@ -77,7 +77,7 @@ class Soak:
         for d in decisions:
             if d.estimate is not None:
                 self._looks.setdefault(f"{d.metric} {d.statistic}", []).append([round(elapsed, 1), d.estimate, d.low, d.high])
-        told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f} {d.outcome.value}" for d in decisions if d.estimate is not None)
+        told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f}x the reference: {d.outcome.value}" for d in decisions if d.estimate is not None)
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
         watched = [host for host in self.production.workers if host.name not in self.lost]
         self.context.look(look_facts(elapsed, decisions, self.settings, {"all workers": watched}, seconds))
