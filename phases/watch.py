@@ -15,6 +15,7 @@ from phases.engine.phase_run import PhaseRun
 from phases.engine.session import adhoc_run
 from phases.engine.steps import StepContext
 from phases.errors import Exit
+from phases.fleet.errors import RouterError
 from phases.playbook.schema import Playbook
 from phases.rollout.bake import Fault, Verdict
 from phases.rollout.by_hand import Ended, before_rollout, record
@@ -35,7 +36,7 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
 
     Returns:
         PASSED after a good look with `once`; ROLLED_BACK or ROLLBACK_INCOMPLETE after a regression that was rolled back;
-        GATE_FAILED after one that the policy only reports; INCONCLUSIVE when one look had too little traffic.
+        GATE_FAILED after one that the policy only reports; INCONCLUSIVE when one look had too little traffic, or the router was silent.
     """
     run = adhoc_run(playbook, PHASE, clock)
     settings: WatchSettings = section(run, "watch")
@@ -44,16 +45,24 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
             verdict = _look(run, production, settings, clock, progress)
             if verdict.outcome is Outcome.FAIL:
                 progress(f"looking again before anything is done: {verdict.reason}")
+                clock.sleep(settings.judge.window)  # what was found by asking once may be over in a moment
                 verdict = _look(run, production, settings, clock, progress)
             if verdict.outcome is Outcome.FAIL:
                 return _regression(run, production, settings, verdict, clock, progress)
             if once:
                 code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE
                 return code, {"outcome": verdict.outcome.value, "reason": verdict.reason}
+            if verdict.fault:  # nothing was watched: a rollout judges itself just now, or the router does not say who serves
+                progress(f"looking again in {settings.interval:g} s: {verdict.reason}")
+                clock.sleep(settings.interval)
 
 
 def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]) -> Verdict:
-    fault = _standing(production)
+    """What is found at once, or a soak of one interval. A router that does not answer says nothing about the workers."""
+    try:
+        fault = _standing(production)
+    except RouterError as silent:
+        fault = Fault("router", silent.message, incumbent=True)
     if fault:
         return Verdict(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, (), {}, 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
@@ -66,13 +75,16 @@ def _standing(production: Production) -> Fault | None:
         name = state.host.name
         if state.lease and state.lease.active:
             return Fault(name, "is under a lease: a canary or a rollout is under way, and judges itself", incumbent=True)
-        if state.error or not state.serving:
+        if not state.serving:
             return Fault(name, state.error or "does not answer", incumbent=False)
         if not state.in_service:
             return Fault(name, "gets no traffic: the router does not have it", incumbent=False)
+        if state.error:
+            production.progress(f"{name} serves users, and cannot be asked what it runs: {state.error}")
+            continue
         if state.current != state.last_good:
             return Fault(name, f"runs {state.current[:12]}, which is not its last good release {state.last_good[:12]}", incumbent=False)
-        if reason := production.mixed(state.host, state.current):
+        if reason := production.seen_mixed(state.host, state.current):
             return Fault(name, reason, incumbent=False)
     return None
 

@@ -161,7 +161,7 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
             return Fault(host.name, "it does not answer /health", incumbent=False)
         if turns and (reason := production.tripped(host, ever=True)):
             return Fault(host.name, reason, incumbent=False)
-        if thorough and (reason := production.mixed(host, digest, kernel=not turns)):
+        if thorough and (reason := production.seen_mixed(host, digest, kernel=not turns)):
             return Fault(host.name, reason, incumbent=False)
     for host in control:
         if not _answers(production, host):

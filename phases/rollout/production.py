@@ -170,6 +170,13 @@ class Production:
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
         return f"the ranks of {host.name} run different kernels: {sorted(map(str, kinds))}" if len(kinds) > 1 else ""
 
+    def seen_mixed(self, host: Host, digest: str, *, kernel: bool = True) -> str:
+        """As `mixed`, for looks that come again: empty too while the host cannot be asked. Whether it is lost is for its lease to say."""
+        try:
+            return self.mixed(host, digest, kernel=kernel)
+        except FleetError:
+            return ""
+
     def tripped(self, host: Host, *, ever: bool = False) -> str:
         """Why a rank has fallen back by itself: its shadow saw outputs that differ. Empty when none has, or the host cannot be asked.
 

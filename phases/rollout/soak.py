@@ -67,7 +67,7 @@ class Soak:
             except AnalysisError as fault:
                 if not self.production.client(host, 10.0).health():
                     return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)
-            reason = self.production.mixed(host, self.digest) if self.digest else self.production.tripped(host)
+            reason = self.production.seen_mixed(host, self.digest) if self.digest else self.production.tripped(host)
             if reason:
                 return Fault(host.name, reason, incumbent=False)
         lost = self.production.lost_leases()
