@@ -32,7 +32,7 @@ def render(view: ReportView) -> str:
         f"<title>{text(view.title)}: {text(view.kernel)}</title><style>{style}</style></head>\n"
         f'<body><a class="skip" href="#rules">Skip to the rules</a>\n{_head(view)}\n{_contents(shown)}\n<main>\n'
         + "\n".join(shown)
-        + f"\n</main>\n<footer>phasegate {text(view.manifest.get('facts', {}).get('toolkit', ''))}: this page loads nothing and runs no script.</footer></body></html>\n"
+        + f"\n</main>\n<footer>{text(' '.join(filter(None, ('phasegate', view.manifest.get('facts', {}).get('toolkit')))))}: this page loads nothing and runs no script.</footer></body></html>\n"
     )
 
 
@@ -46,7 +46,7 @@ def _contents(made: list[str]) -> str:
 def _head(view: ReportView) -> str:
     verdict = view.gate.verdict.value
     failed = [rule for rule in view.gate.rules if not rule.verdict.advances]
-    said = f"all {len(view.gate.rules)} rules passed" if not failed else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
+    said = "every rule passed" if not failed else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
     source = view.manifest["source"]
     commit = (source.get("commit") or "none") + (" with uncommitted changes" if source.get("dirty") else "")
     decisions = "".join(f'<p class="decision">{text(a.decision)}: {text(a.person)}, {text(a.at)}: {text(a.reason)}</p>' for a in view.approvals)

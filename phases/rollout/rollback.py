@@ -122,7 +122,7 @@ def _note_hot(done: HotSwitch, timeline: Timeline) -> None:
     """Nothing where no host was affected."""
     for answer in done.affected:
         event = "no hot fallback" if answer.missing else "hot fallback"
-        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} ranks after {answer.seconds:.2f} s", at=done.ended)
+        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} {'rank' if len(answer.ranks) == 1 else 'ranks'} after {answer.seconds:.2f} s", at=done.ended)
     if done.safe:
         timeline.note("traffic safe", text=f"hot: {done.describe()}", at=done.ended)
 

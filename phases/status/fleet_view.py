@@ -133,7 +133,7 @@ def _settings(playbook: Playbook) -> tuple[FleetSettings | None, str]:
 
     repo = repository_of(playbook.path)
     if not was_started(repo, playbook.name):
-        return None, "The embedded fleet has not been started."
+        return None, "The embedded fleet is not running; Phase 3 starts it."
     return fleet_of(embedded, repo, playbook.name), ""
 
 

@@ -115,7 +115,7 @@ def test_a_fleet_that_hangs_or_is_gone_is_said_and_not_waited_for(repository, ph
 def test_an_embedded_fleet_that_never_was_is_not_made_by_looking(repository, phase, tmp_path):
     _add(repository, "embedded_fleet: {}\nproduction: {incumbent: {backend: x}}\n")
     shown = phase("status", env={"XDG_CACHE_HOME": str(tmp_path / "cache")}).stdout
-    assert "has not been started" in shown and not (tmp_path / "cache").exists()
+    assert "is not running" in shown and not (tmp_path / "cache").exists()
 
 
 def test_a_playbook_without_fleet_says_nothing_of_one(phase):
