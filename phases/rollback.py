@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 PHASE = "rollback"
 
 
+class RollbackInterrupted(PhaseError):
+    """Somebody, or the system, stopped a rollback half way."""
+
+    stage = "rollback"
+    exit_code = Exit.ROLLBACK_INCOMPLETE
+
+
 def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None], restore: bool = True) -> Ended:
     """Roll production back and record it: traffic safe by the hot fallback where that works, then restored by restarts.
 
@@ -34,13 +41,16 @@ def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, pro
         to: a checkpoint whose release to go to; empty: what each host records as last-good, or, when all of them run that
             already, the release before the latest full rollout.
     Raises:
-        UsageError: the checkpoint names no release that passed a full rollout.
+        UsageError: the checkpoint names no release that passed a full rollout. RollbackInterrupted: by Ctrl-C or a signal.
     """
     detected = clock.now()
-    with hot.hosts_of(playbook, clock, PHASE) as hosts:
-        target = _release_of(playbook, to) if to else ""
-        first = _make_safe(hosts, target, restore, progress)
-        return _finish(playbook, hosts, first, target, reason, detected, progress, restore=restore)
+    try:
+        with hot.hosts_of(playbook, clock, PHASE) as hosts:
+            target = _release_of(playbook, to) if to else ""
+            first = _make_safe(hosts, target, restore, progress)
+            return _finish(playbook, hosts, first, target, reason, detected, progress, restore=restore)
+    except KeyboardInterrupt:
+        raise RollbackInterrupted("it was stopped before its end: workers may run either release.", hint="Give it again; it does what is left.") from None
 
 
 def _release_of(playbook: Playbook, to: str) -> str:

@@ -17,6 +17,8 @@ from phases.cli.common import note
 from phases.engine import stop
 from phases.errors import Exit, PhaseError
 
+INTERRUPTED = "interrupted: nothing done so far is lost; give the command again (a run goes on with --resume)."
+
 
 def run_and_exit(command: click.Command, arguments: list[str]) -> None:
     """Run a click command and leave the process with its exit code."""
@@ -26,7 +28,7 @@ def run_and_exit(command: click.Command, arguments: list[str]) -> None:
         code = _run(command, arguments)
     except KeyboardInterrupt:
         stop.uninstall()
-        code = _say("interrupted: nothing done so far is lost; give the command again (a run goes on with --resume).", Exit.OPERATIONAL, "--json" in arguments)
+        code = _say(INTERRUPTED, Exit.OPERATIONAL, "--json" in arguments)
     _leave(code if isinstance(code, int) else 0)
 
 
@@ -53,6 +55,8 @@ def report(fault: BaseException, as_json: bool) -> int:
     """Print what went wrong; return the exit code."""
     if isinstance(fault, click.exceptions.Exit):
         return fault.exit_code
+    if isinstance(fault, click.Abort) and isinstance(fault.__cause__, KeyboardInterrupt):  # not at a question
+        return _say(INTERRUPTED, Exit.OPERATIONAL, as_json)
     if isinstance(fault, click.Abort):
         return _say("aborted: nothing was done.", Exit.OPERATIONAL, as_json)
     if isinstance(fault, click.exceptions.NoArgsIsHelpError):

@@ -1,13 +1,16 @@
-"""Output that nobody takes any more (a closed terminal, a broken ssh connection, `| head`) ends no work on production and changes no exit code."""
+"""Output that nobody takes any more (a closed terminal, a broken ssh connection, `| head`) ends no work on production and changes no exit
+code; and what was interrupted does not say that nothing was done."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 
+import click
 import pytest
 from rich.console import Console
 
+from phases.cli import failures
 from phases.cli.watchers import Live
 from phases.engine.steps import Step
 from phases.errors import Exit
@@ -70,3 +73,12 @@ def test_a_live_view_on_a_terminal_that_is_gone_raises_nothing(fault: OSError) -
     live.step_started(step, 1)
     live.step_failed(step, RuntimeError("no"))
     live.run_finished("run-1", Exit.PASSED)
+
+
+def test_what_was_interrupted_at_work_does_not_say_that_nothing_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    assert failures._run(work, []) == Exit.OPERATIONAL
+    assert "give the command again" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from phases.engine.clock import SystemClock
 from phases.fleet.host import Host
-from phases.rollback import roll_back_now
+from phases.rollback import RollbackInterrupted, roll_back_now
 from phases.rollout import canary, rollback
 from phases.rollout.production import ROLLBACK, Production
 from phases.rollout.rollback import roll_back
@@ -69,7 +69,7 @@ def test_a_rollback_cut_short_without_a_router_kept_the_floor_and_goes_on_to_whe
     monkeypatch.setattr(rollback, "_restore_together", counted)
     monkeypatch.setattr(Production, "go_back", cut_short)
     fleet.stop_router()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RollbackInterrupted, match="workers may run either release. Give it again"):
         roll_back_now(fleet.playbook, to="", reason="p99 doubled", clock=SystemClock(), progress=print)
     assert max(batches) == 1  # three serve and two must stay, though no router says so
     fleet.start_router()
