@@ -47,7 +47,9 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     """Judge results.json; write gate.json and the page for the reviewer beside it."""
     outcome = judge(run.section.name, run.section.rules, load_results(run.checkpoint_files / RESULTS))
     write_json(run.checkpoint_files / GATE, outcome.to_json())
-    for rule in sorted(outcome.rules, key=lambda rule: severity(rule.verdict)):  # the worst last: a terminal keeps the last line
+    passed = [rule for rule in outcome.rules if rule.verdict.advances]
+    others = [rule for rule in outcome.rules if not rule.verdict.advances]
+    for rule in [*passed, *sorted(reversed(others), key=lambda rule: severity(rule.verdict))]:  # first of the worst last: a terminal keeps that line
         context.progress(f"{rule.verdict.value:12} {rule.label}: {rule.reason}")
     now = context.clock.now()
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
