@@ -84,10 +84,13 @@ def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: s
     with open_production(run, f"{ROLLBACK} {reason}", clock, progress, reached=hosts.fleet) as production:
         production.preempt = True
         if restore:
-            if not claim(production):  # else another rollback has just decided where to go, and each host knows it as its last-good
-                target = target or by_hand.before_rollout(playbook, production)
+            waited = claim(production)  # then another rollback has just decided where to go, and each host knows it as its last-good
+            target = target or ("" if waited else by_hand.before_rollout(playbook, production))
             done = first if first and first.affected else None
             ended = roll_back(production, reason, detected=detected, target=target, by_hand=True, hot_done=done)
+            if not (target or ended.moved or waited):
+                progress("every worker ran its last-good release already, and no rollout is known that could be taken back: nothing was changed. "
+                         "`phase rollback --to CHECKPOINT` names a release.")  # fmt: skip
         else:
             ended = safe_only(production, reason, detected=detected, target=target, hot_done=first)
     code = _code(ended, only_safe=not restore)

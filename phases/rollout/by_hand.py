@@ -11,6 +11,7 @@ from phases.clock import Clock
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
 from phases.errors import Exit, UsageError
+from phases.fleet.releases import NEVER
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source as ledger_source
 from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, canonical_json
@@ -77,7 +78,14 @@ def before_rollout(playbook: Playbook, production: Production) -> str:
         end: dict[str, Any] = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS])).facts.get("end", {})
         if end.get("last_good") == states[0].current and end.get("previous"):
             return str(end["previous"])
-    return ""
+    return _replaced(states)
+
+
+def _replaced(states: Sequence[WorkerState]) -> str:
+    """What the hosts themselves know of the rollout that made their release last-good: for a machine whose ledger does not hold it."""
+    leases = [state.lease if state.lease and state.lease.state == "kept" and state.lease.release == state.current else None for state in states]
+    before = {lease.previous if lease else "" for lease in leases} - {NEVER}
+    return before.pop() if len(before) == 1 else ""
 
 
 def _before_half_kept(states: Sequence[WorkerState]) -> str:

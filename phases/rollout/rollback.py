@@ -151,6 +151,8 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     if target:  # before the first restart: a rollback cut short in the middle then goes on the same way, whoever begins it again
         _record_as_good(production, target)
     failed = _restore(production, states, moved, target, timeline)
+    if failed:
+        failed = _once_more(production, failed, target, timeline)
     left = {**failed, **_not_restored(production, target)}
     if not left and target:
         left = _record_as_good(production, target)
@@ -214,6 +216,15 @@ def _restore(production: Production, states: list[WorkerState], moved: list[Work
     if moved and not failed:
         timeline.note("restored")
     return failed
+
+
+def _once_more(production: Production, failed: dict[str, str], target: str, timeline: Timeline) -> dict[str, str]:
+    """What was in the way may be over, such as a run that was in the middle of switching the worker. As `_restore`."""
+    states = production.observe(router_needed=False)
+    again = [state for state in states if state.host.name in failed and strayed(state, target)]
+    if again:
+        production.progress(f"once more on {', '.join(state.host.name for state in again)}")
+    return _restore(production, states, again, target, timeline)
 
 
 def _with_users(production: Production, states: list[WorkerState]) -> set[str]:

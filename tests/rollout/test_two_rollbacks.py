@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from phases.engine.clock import SystemClock
+from phases.fleet.errors import ServiceError
 from phases.fleet.host import Host
 from phases.rollback import RollbackInterrupted, roll_back_now
 from phases.rollout import canary, rollback
@@ -29,7 +30,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
         made.close()
 
 
-def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet: LightFleet) -> None:
+def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet: LightFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_back, tried = Production.go_back, []
+
+    def at_the_second_try(production: Production, host: Host, target: str = "") -> str:
+        tried.append(host.name)
+        if len(tried) == 1:
+            raise ServiceError("the service ended while it was waited for.")  # a run was in the middle of switching it
+        return go_back(production, host, target)
+
+    monkeypatch.setattr(Production, "go_back", at_the_second_try)
     killed = fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"))
     assert killed.returncode == -9, killed.stdout
     with fleet.production() as first:
@@ -42,7 +52,7 @@ def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet:
         assert any("waiting for the rollback that is at work already" in line for line in said)
         assert [state.host.name for state in fleet.states() if state.current == fleet.digests["candidate"]] == ["w1"]  # it has touched nothing
         back = roll_back(first, "a colleague's", detected=first.clock.now(), by_hand=True)
-    assert back.verified
+    assert back.verified and tried == ["w1", "w1"]
     out, _ = second.communicate(timeout=300)
     assert second.returncode == 0 and "going back on no worker" in out, out
     assert not fleet.not_converged(fleet.digests["incumbent"])
