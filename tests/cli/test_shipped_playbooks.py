@@ -41,4 +41,4 @@ def test_it_is_called_after_its_file(path):
 
 
 def test_all_are_found():
-    assert {"local", "local-regression", "local-tp8", "rtx-pro-6000-tp8", "h200"} <= {path.stem for path in PLAYBOOKS}
+    assert {"local", "local-regression", "local-switchback", "local-tp8", "rtx-pro-6000-tp8", "h200"} <= {path.stem for path in PLAYBOOKS}
