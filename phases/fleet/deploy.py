@@ -28,10 +28,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Windows:
-    """Seconds a lease lasts: from arming until the confirmation must have come, and from each renewal on."""
+    """Seconds a lease lasts: from arming until the confirmation must have come, and from each renewal on.
+
+    `turn`: as in `Lease.confirm`.
+    """
 
     arm: float
     bake: float
+    turn: float = 0.0
 
 
 def push(session: HostSession, lock: HostLock, bundle: Bundle) -> Pushed:
@@ -68,7 +72,7 @@ def guarded_switch(session: HostSession, lock: HostLock, driver: ServiceDriver, 
     switch = store.switching(digest, lease=lease.id)
     try:
         session.do(arm, switch, driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + limit + 30)
-        lease.confirm(windows.bake)
+        lease.confirm(windows.bake, windows.turn)
         return lease
     except UnreachableError as fault:
         back = f"If nobody confirms, the host goes back to {_short(previous)} by itself within {windows.arm:g} s."

@@ -49,15 +49,18 @@ class Lease:
     def arm(self, release: str, previous: str, window: float, restart: Sequence[str], stop: Sequence[str], command_timeout: float = 120.0) -> LeaseState:
         return _state(self.session.do(self.arming(release, previous, window, restart, stop, command_timeout))[0])
 
-    def confirm(self, window: float) -> LeaseState:
+    def confirm(self, window: float, turn: float = 0.0) -> LeaseState:
         """Confirm over a new connection, which then replaces the old one in `session`.
 
+        Args:
+            window: seconds the lease lasts from here. turn: seconds after its deadline until the host restarts its service, so that
+                hosts whose leases end together do not; a server that can fall back hot does so at the deadline.
         Raises: LeaseError when it is too late (the host goes back or has gone back), too early (not switched yet), or the
             connection is the one that armed; UnreachableError when the host cannot be reached anew: then let it go back.
         """
         session = self.session.fresh()
         try:
-            state = _state(session.do(op("lease.confirm", lease_id=self.id, window=window))[0])
+            state = _state(session.do(op("lease.confirm", lease_id=self.id, window=window, turn=turn))[0])
         except BaseException:
             session.close()
             raise
@@ -65,9 +68,9 @@ class Lease:
         self.session = session
         return state
 
-    def renew(self, window: float) -> LeaseState:
-        """Push the deadline `window` seconds from now. LeaseError when the lease is over; the guard is revived if it was killed."""
-        return _state(self.session.do(op("lease.renew", lease_id=self.id, window=window))[0])
+    def renew(self, window: float, turn: float = 0.0) -> LeaseState:
+        """Push the deadline `window` seconds from now; `turn` as in `confirm`. LeaseError when the lease is over; the guard is revived if it was killed."""
+        return _state(self.session.do(op("lease.renew", lease_id=self.id, window=window, turn=turn))[0])
 
     def keep(self) -> LeaseState:
         """The release stays and becomes last-good."""

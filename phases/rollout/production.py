@@ -29,7 +29,7 @@ from phases.fleet.settings import FleetSettings
 from phases.fleet.bundle import Bundle
 from phases.notify.teller import Teller, silent
 from phases.rollout.agreement import Agreement, compare
-from phases.rollout.renewer import Renewer
+from phases.rollout.renewer import Renewer, Turns
 from phases.rollout.settings import ProductionSettings
 from phases.serving.client import Client
 
@@ -337,7 +337,7 @@ class Production:
     def _go_on_with(self, lease: Lease) -> None:
         host = lease.session.host
         try:
-            lease.renew(self.fleet_settings.lease.bake)
+            lease.renew(self.fleet_settings.lease.bake, self._turns().of(list(self.leases).index(host.name)))
         except LeaseError as late:
             self.progress(f"{host.name}: {late.message} It goes back before this run goes on.")
             try:
@@ -387,11 +387,16 @@ class Production:
         return Ready(int(host.values["port"]), host.labels.get("health", "/health"), self.fleet_settings.service.ready)
 
     def _windows(self) -> Windows:
-        return Windows(self.fleet_settings.lease.arm, self.fleet_settings.lease.bake)
+        return Windows(self.fleet_settings.lease.arm, self.fleet_settings.lease.bake, self._turns().of(len(self.leases)))
+
+    def _turns(self) -> Turns:
+        """Without the toolkit hosts go back in groups that keep to the floor too."""
+        floor = self.settings.min_available.of(len(self.workers))
+        return Turns(max(1, len(self.workers) - floor), self.fleet_settings.service.drain + self.fleet_settings.service.ready)
 
     def _renew(self) -> Renewer:
         if self._renewer is None:
-            self._renewer = Renewer(self.workers, self.fleet_settings.lease.bake)
+            self._renewer = Renewer(self.workers, self.fleet_settings.lease.bake, self._turns())
         return self._renewer
 
     def _return_if_serving(self, host: Host) -> None:

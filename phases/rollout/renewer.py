@@ -5,12 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from phases.fleet.errors import LeaseError
 from phases.fleet.fanout import HostResult
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState
+from phases.fleet.session import HostSession
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How hosts whose leases all end at once, since the toolkit is gone, restart one group after another.
+
+    Attributes:
+        at_once: hosts that may be out of service together. apart: seconds a restart may take.
+    """
+
+    at_once: int
+    apart: float
+
+    def of(self, position: int) -> float:
+        """Seconds after its deadline when the host that was moved as the so-manieth, from 0, restarts."""
+        return position // self.at_once * self.apart
 
 
 class Renewer:
@@ -20,8 +38,8 @@ class Renewer:
     lease still lasts when the next is due.
     """
 
-    def __init__(self, workers: Sequence[Host], window: float) -> None:
-        self._window, self._fleet = window, Fleet(workers)
+    def __init__(self, workers: Sequence[Host], window: float, turns: Turns) -> None:
+        self._window, self._turns, self._fleet = window, turns, Fleet(workers)
         self._leases: dict[str, str] = {}
         self._lost: dict[str, str] = {}
         self._missed: dict[str, int] = {}  # renewals in a row
@@ -59,9 +77,13 @@ class Renewer:
             pause = max(0.0, every - (time.monotonic() - begun))
 
     def renew(self, leases: dict[str, str], deadline: float) -> None:
-        """Once, all of them (host name to lease); in so many seconds."""
-        results = self._fleet.each(lambda session: Lease(session, "", lease_id=leases[session.host.name]).renew(self._window),
-                                   hosts=[self._fleet[name] for name in leases], deadline=deadline)  # fmt: skip
+        """Once, all of them (host name to lease, in the order they were moved); in so many seconds."""
+        turn = {name: self._turns.of(position) for position, name in enumerate(leases)}
+
+        def act(session: HostSession) -> LeaseState:
+            return Lease(session, "", lease_id=leases[session.host.name]).renew(self._window, turn[session.host.name])
+
+        results = self._fleet.each(act, hosts=[self._fleet[name] for name in leases], deadline=deadline)
         with self._guard:
             for name, result in results.items():
                 if self._leases.get(name) == leases[name]:  # else it has ended meanwhile, or another has begun

@@ -145,7 +145,8 @@ def _worker(host: Host, found: Results[Any], healthy: _Answer, in_service: _Answ
         reason = result.error.message if isinstance(result.error, PhaseError) else "no answer in time" if result.error is None else type(result.error).__name__
         return WorkerView(host.name, host.url, serving=well, in_service=served, problem=reason)
     inventory, lease, kernel = result.value
-    held = f"{lease.state}, {max(0, lease.seconds_left):.0f} s left" if lease and lease.active else ""
+    left = f"{lease.seconds_left:.0f} s left" if lease and lease.seconds_left > 0 else "ran out: goes back"
+    held = f"{lease.state}, {left}" if lease and lease.active else ""
     problem = _problem(inventory, well, served)
     return WorkerView(host.name, host.url, _none(inventory.current), _none(inventory.last_good), held, well, served, problem, kernel)
 

@@ -23,7 +23,7 @@ from phases.fleet.host import Host
 from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock, show_lock
 from phases.fleet.releases import NEVER, ReleaseStore, read_audit, read_inventory
-from phases.fleet.services import ProcessDriver
+from phases.fleet.services import ProcessDriver, stop
 from phases.fleet.session import HostSession, op
 from phases.fleet.transport import connect
 from tests.fleet.conftest import service_bundle
@@ -95,6 +95,42 @@ def test_a_confirmed_lease_that_is_not_renewed_goes_back(worker: Worker) -> None
     assert worker.record()["reason"] == "nobody renewed in 1 s"
     with pytest.raises(LeaseError, match="already reverted"):
         worker.lease.renew(LONG)
+
+
+def test_it_falls_back_hot_at_once_and_restarts_in_its_turn(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG, turn=LONG)
+    assert Path(worker.host.root, "control").read_bytes() == b"c"
+    worker.run_out()
+    eventually(lambda: worker.events()[-1] == "lease_ran_out")
+    assert Path(worker.host.root, "control").read_bytes() == b"i"
+    assert worker.record()["state"] == "confirmed" and worker.current() == worker.new.digest
+    with pytest.raises(LeaseError, match="the lease ran out"):  # whoever comes back now puts it back rather than go on
+        worker.lease.renew(LONG)
+    worker.change(turn=0.0)
+    eventually(lambda: worker.record()["state"] == "reverted")
+    assert worker.current() == worker.old.digest and worker.events().count("lease_ran_out") == 1
+    eventually(lambda: worker.served() == worker.old.digest)
+
+
+def test_whoever_comes_back_before_its_turn_puts_it_back(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    worker.lease.renew(LONG, turn=LONG)
+    worker.run_out()
+    eventually(lambda: worker.events()[-1] == "lease_ran_out")
+    assert worker.lease.cancel("a person came").state == "reverted"
+    eventually(lambda: worker.served() == worker.old.digest)
+
+
+def test_a_guard_ends_with_the_host_it_guards(worker: Worker) -> None:
+    worker.arm()
+    guard = worker.record()["guard"]["pid"]
+    stop(worker.driver, worker.session)
+    shutil.rmtree(worker.host.root)
+    eventually(lambda: not Path(f"/proc/{guard}/cmdline").exists() or not Path(f"/proc/{guard}/cmdline").read_bytes())
 
 
 def test_the_arming_connection_cannot_confirm(worker: Worker) -> None:

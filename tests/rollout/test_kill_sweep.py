@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,8 @@ def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFle
     _canary_passed(fleet)
     done = fleet.phase("run", phase, "--yes", kill=boundary)
     assert done.returncode == -9, done.stdout
+    if boundary == ROLLED_BACK_AT[-1][1]:  # all four have moved: left alone, two would restart first and two when those are up
+        assert sorted(_lease(fleet, number)["turn"] for number in range(1, fleet.count + 1)) == [0.0, 0.0, 75.0, 75.0]
     back = fleet.phase("rollback", "--yes", "--json")
     told = json.loads(back.stdout[back.stdout.index("{") :])
     assert back.returncode == 0 and told["rollback"]["verified"], back.stdout
@@ -128,6 +131,11 @@ def _canary_passed(fleet: LightFleet) -> None:
     if not canaries or not canaries[-1].verdict.advances:
         done = fleet.phase("run", "tp8-canary", "--yes")
         assert done.returncode == 0, done.stdout
+
+
+def _lease(fleet: LightFleet, number: int) -> dict[str, Any]:
+    """As the host has it on disk."""
+    return json.loads((fleet.root(number) / "lease.json").read_text())  # type: ignore[no-any-return]
 
 
 def _armed(fleet: LightFleet) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from phases.fleet.host import Host, SshOptions
-from phases.rollout.renewer import Renewer
+from phases.rollout.renewer import Renewer, Turns
 from tests.fleet.sshfleet import PYTHON, free_port
 
 
@@ -14,7 +14,7 @@ def test_one_missed_renewal_is_no_loss_but_what_the_host_says_is(tmp_path: Path)
         Host("here", "local", str(tmp_path / "here"), python=PYTHON),  # answers, and has no such lease
         Host("gone", "127.0.0.1", str(tmp_path / "gone"), ssh=SshOptions(port=free_port(), agent=False, config_file=Path("/dev/null"))),  # nobody listens there
     ]
-    renewer = Renewer(hosts, window=3600.0)
+    renewer = Renewer(hosts, window=3600.0, turns=Turns(1, 60.0))
     try:
         for name in ("here", "gone"):
             renewer.add(name, "a-lease")
@@ -29,3 +29,7 @@ def test_one_missed_renewal_is_no_loss_but_what_the_host_says_is(tmp_path: Path)
         assert set(renewer.lost()) == {"here"}
     finally:
         renewer.stop()
+
+
+def test_hosts_left_alone_restart_in_groups() -> None:
+    assert [Turns(at_once=2, apart=90.0).of(position) for position in range(5)] == [0.0, 0.0, 90.0, 90.0, 180.0]

@@ -148,11 +148,11 @@ class Agent:
     def lease_arm(self, **arguments):
         return lease.arm(self.place, via=self.via, **arguments)
 
-    def lease_confirm(self, lease_id, window):
-        return lease.confirm(self.place, lease_id, window, self.via)
+    def lease_confirm(self, lease_id, window, turn=0.0):
+        return lease.confirm(self.place, lease_id, window, self.via, turn)
 
-    def lease_renew(self, lease_id, window):
-        return lease.renew(self.place, lease_id, window)
+    def lease_renew(self, lease_id, window, turn=0.0):
+        return lease.renew(self.place, lease_id, window, turn)
 
     def lease_keep(self, lease_id):
         return lease.keep(self.place, lease_id)

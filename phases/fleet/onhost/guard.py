@@ -86,7 +86,11 @@ def start(place, lease_id):
 
 
 def watch(place, lease_id):
-    """Live until the lease is over: beat, and go back when the deadline passes or someone has begun to and is gone."""
+    """Live until the lease is over: beat, and go back when the deadline passes or someone has begun to and is gone.
+
+    Where many hosts lost their toolkit at the same moment, their restarts take turns (`turn` seconds after the deadline), so that
+    the fleet does not go out of service as a whole; a server that can fall back hot does so at the deadline itself.
+    """
     me = process_identity(os.getpid())
     with place.mutex():
         lease = record.read(place)
@@ -95,6 +99,7 @@ def watch(place, lease_id):
         lease["guard"] = me
         record.beat(place)
         record.save(place, lease)
+    ran_out = False
     while True:
         try:
             with place.mutex():
@@ -103,13 +108,20 @@ def watch(place, lease_id):
                     return
                 record.beat(place)
                 late = record.seconds_late(lease)
-                if late >= 0 and lease["state"] != "reverting":
+                left = lease.get("turn", 0.0) - late  # a lease armed by an older kit has no turn
+                if left <= 0 and lease["state"] != "reverting":
                     revert.begin(place, lease, "nobody %s in %g s" % ("confirmed" if lease["state"] == "armed" else "renewed", lease["window"]))
+                elif late >= 0 and not ran_out:
+                    ran_out = True
+                    control.fall_back(place, lease["release"])
+                    record.note(place, "lease_ran_out", lease=lease_id, turn=lease["turn"], control=control.read(place))
             if lease["state"] == "reverting":
                 revert.carry_out(place, lease)
                 return
-            time.sleep(min(TICK, max(0.01, -late)))
+            time.sleep(min(TICK, max(0.01, left if ran_out else -late)))
         except (HostFault, OSError) as fault:  # whatever is wrong with the disk: a guard does not give up
+            if not os.path.isdir(place.root):  # the host was given up: there is nothing left to guard
+                return
             print("the guard goes on: %s" % fault, file=sys.stderr, flush=True)
             time.sleep(TICK)
 

@@ -39,7 +39,7 @@ def arm(place, lease_id, release, previous, window, token, restart, stop, via, c
             raise HostFault("not_current", "current is %s, not %s as the run expects" % (current[:12], previous[:12]), "Somebody else changed this host; plan again.")
         lease = {
             "id": lease_id, "state": "armed", "release": release, "previous": previous, "window": window, "boot": boot_id(),
-            "deadline": uptime() + window, "armed": time.time(), "armed_via": via, "confirmed_via": "", "token": token,
+            "deadline": uptime() + window, "turn": 0.0, "armed": time.time(), "armed_via": via, "confirmed_via": "", "token": token,
             "restart": restart, "stop": stop, "command_timeout": command_timeout, "guard": None, "reason": "",
         }  # fmt: skip
         record.reserve(place)
@@ -49,8 +49,11 @@ def arm(place, lease_id, release, previous, window, token, restart, stop, via, c
     return record.describe(place)
 
 
-def confirm(place, lease_id, window, via):
+def confirm(place, lease_id, window, via, turn=0.0):
     """The toolkit came back: the lease now lasts `window` seconds from here and must be renewed or kept.
+
+    Args:
+        turn: seconds after the deadline until the service is restarted, so that hosts do not all do so at once.
 
     Early (before `current` is the leased release) proves nothing and is refused, the lease stays as it is. As soon as the
     switch is made it counts, whether or not the guard has looked since. Late is refused by the clock, not by who is faster.
@@ -63,22 +66,22 @@ def confirm(place, lease_id, window, via):
             raise HostFault("lease_early", "current is not the leased release yet", "Switch first; the lease is still armed.")
         if via == lease["armed_via"]:
             raise HostFault("lease_same_connection", "the confirmation came over the connection that armed the lease", "Confirm over a new one: that is what it proves.")
-        lease.update(state="confirmed", confirmed_via=via, deadline=uptime() + window, window=window)
+        lease.update(state="confirmed", confirmed_via=via, deadline=uptime() + window, window=window, turn=turn)
         write_json(place.lease, lease)
         locks.move(place, lease["token"])
         place.audit("lease_confirmed", lease=lease_id, window=window)
     return record.describe(place)
 
 
-def renew(place, lease_id, window):
-    """Push the deadline of a confirmed lease to `window` seconds from now."""
+def renew(place, lease_id, window, turn=0.0):
+    """Push the deadline of a confirmed lease to `window` seconds from now; `turn` as in `confirm`."""
     guard.tend(place)
     with place.mutex():
         lease = record.read(place)
         record.require_active(lease, lease_id)
         if lease["state"] != "confirmed":
             raise HostFault("lease_unconfirmed", "an unconfirmed lease cannot be renewed", "Confirm it over a new connection first.")
-        lease.update(deadline=uptime() + window, window=window)
+        lease.update(deadline=uptime() + window, window=window, turn=turn)
         write_json(place.lease, lease)
         locks.move(place, lease["token"])
     return record.describe(place)
