@@ -1,4 +1,4 @@
-"""A second try, once, for tests marked `fleet` or `sglang`: real sshd, routers and servers on a machine that others use too.
+"""A second try, once: most tests drive real processes (sshd, routers, servers, kernels under a clock) on a machine that others use too.
 
 It is a safety net, not a cure: a test that needs it is to be mended. Each use of it shows in the log, as R among the dots and as a
 RERUN line at the end; a test that fails twice fails the run. What shares a module's fixtures gets them made anew for the second try.
@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 
-MARKS = ("fleet", "sglang")
 _SETTINGS = pytest.StashKey[Any]()
 
 
-@pytest.hookimpl(trylast=True)  # a conftest further down may still mark its tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in MARKS):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.hookimpl(tryfirst=True)

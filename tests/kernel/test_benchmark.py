@@ -13,7 +13,7 @@ QUICK = Effort(min_samples=6, max_samples=12, seconds=0.2, max_warmup_sweeps=3, 
 CEILINGS = (Ceiling("cpu", "read", 40e9), Ceiling("cpu", "flops_float32", 400e9))
 CAUGHT = {
     "caches_after_warmup": "outputs produced while timing are wrong",
-    "caches_by_pointer": "with other values in the same memory",
+    "caches_by_pointer": ("with other values in the same memory", "outputs produced while timing are wrong"),  # the second where fresh inputs got an old place
     "skips_half": "before timing: out is off",
     "ignores_mask": "before timing: out is off",
     "slows_the_clock": "the kernel replaced time.perf_counter",
@@ -38,7 +38,8 @@ def records():
 @pytest.mark.parametrize("variant", CAUGHT)
 def test_cheats_get_no_number(records, variant):
     assert records[variant].samples == () and records[variant].median is None
-    assert CAUGHT[variant] in records[variant].reason
+    told = CAUGHT[variant] if isinstance(CAUGHT[variant], tuple) else (CAUGHT[variant],)
+    assert any(reason in records[variant].reason for reason in told)
 
 
 @pytest.mark.parametrize("variant", ["plain", "honest"])
