@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ from phases.redaction import without_secrets
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line
+PORTS = (15000, 32000)  # Linux takes those of outgoing connections from 32768 on
+DRAW = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,11 @@ class LocalHost:
         return target
 
     def free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
+        """Below the range outgoing connections take theirs from: a server binds its port many seconds after this, and would find it taken."""
+        while True:
+            port = DRAW.randrange(*PORTS)
+            if not self.port_taken(port):
+                return port
 
     def port_taken(self, port: int) -> bool:
         with socket.socket() as probe:
