@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import closing
 
 import click
 import pytest
@@ -20,11 +21,8 @@ from tests.rollout.light_fleet import LightFleet
 
 @pytest.fixture
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
-    made = LightFleet(tmp_path_factory.mktemp("light"), ssh=0, count=3, lease=600.0)
-    try:
+    with closing(LightFleet(tmp_path_factory.mktemp("light"), ssh=0, count=3, lease=600.0)) as made:
         yield made.up()
-    finally:
-        made.close()
 
 
 @pytest.mark.slow

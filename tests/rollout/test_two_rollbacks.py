@@ -6,6 +6,7 @@ Engine, command line, guards, leases and sglang-router are the real ones; the wo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -23,11 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.fleet]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
-    made = LightFleet(tmp_path_factory.mktemp("light"), ssh=0, count=3, lease=600.0)
-    try:
+    with closing(LightFleet(tmp_path_factory.mktemp("light"), ssh=0, count=3, lease=600.0)) as made:
         yield made.up()
-    finally:
-        made.close()
 
 
 def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet: LightFleet, monkeypatch: pytest.MonkeyPatch) -> None:
