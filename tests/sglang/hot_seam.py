@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -18,10 +19,12 @@ import torch
 CONTROL = tempfile.NamedTemporaryFile(delete=False)
 CONTROL.write(b"c")
 CONTROL.close()
-os.environ |= {"VERIFY_ATTN_CONTROL": CONTROL.name, "VERIFY_ATTN_HOT": "both"}
+os.environ |= {"VERIFY_ATTN_CONTROL": CONTROL.name, "VERIFY_ATTN_HOT": "both", "SGLANG_EAGER_INPUT_NO_COPY": "1"}
 
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.model_executor.runner import decode_cuda_graph_runner as runners  # noqa: E402
+from sglang.srt.model_executor.runner.eager_runner import EagerRunner  # noqa: E402
 from sglang.srt.model_executor.runner_backend import full_cuda_graph_backend as backends  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
@@ -31,6 +34,18 @@ from verify_attn.sglang.cuda_backend import CudaBackend  # noqa: E402
 from verify_attn.sglang.facts import Counters  # noqa: E402
 from verify_attn.sglang.graphs import Graphs, Way  # noqa: E402
 from verify_attn.sglang.shadow import Shadow  # noqa: E402
+
+
+@dataclass
+class Batch:
+    """Stand-in for SGLang's ForwardBatch, a dataclass of which its eager runner makes a copy, without what is no field."""
+
+    batch_size: int
+    input_ids: torch.Tensor
+    forward_mode: ForwardMode = ForwardMode.TARGET_VERIFY
+    replace_embeds: object = None
+    spec_info: object = None
+    lora_ids: object = None
 
 
 class Graph:
@@ -54,7 +69,21 @@ def our_backend(way: Way, rate: float = 0.0) -> CudaBackend:
     made.control, made.counters, made.graphs = Control(CONTROL.name), Counters(), Graphs(way, captures=True)
     made.shadow = Shadow(rate, made.control)
     made.use, made.shadowing, made.verifying = True, False, True
+    made.planned, made._begin = None, lambda verifying: None
     return made
+
+
+def eager_step(ours: CudaBackend) -> dict:
+    """A verify step that no graph may run, as SGLang goes about it: asked when planned, asked when run, then run on a copy."""
+    TritonAttnBackend.init_forward_metadata = lambda self, forward_batch: None
+    planned = batch()
+    asked = [runner(ours).can_run_graph(planned), runner(ours).can_run_graph(planned)]
+    ours.init_forward_metadata(EagerRunner.load_batch(None, planned))
+    found = {"asked": asked, "use": ours.use, "compared": ours.shadowing, "steps": ours.shadow.steps}
+    prefill = batch()
+    prefill.forward_mode = ForwardMode.EXTEND
+    ours.init_forward_metadata(prefill)
+    return found | {"prefill compared": ours.shadowing}
 
 
 def runner(backend: object) -> runners.DecodeCudaGraphRunner:
@@ -72,9 +101,8 @@ def runner(backend: object) -> runners.DecodeCudaGraphRunner:
     return made
 
 
-def batch(size: int = 2) -> SimpleNamespace:
-    return SimpleNamespace(replace_embeds=None, spec_info=None, batch_size=size, forward_mode=ForwardMode.TARGET_VERIFY, lora_ids=None,
-                           input_ids=torch.zeros(size * 5))  # fmt: skip
+def batch(size: int = 2) -> Batch:
+    return Batch(size, torch.zeros(size * 5))
 
 
 def eager_incumbent() -> dict:
@@ -90,8 +118,10 @@ def eager_incumbent() -> dict:
     put(b"c")
     found["candidate again"] = made.can_run_graph(batch())
     found["another backend"] = runner(SimpleNamespace()).can_run_graph(batch())
-    compared = our_backend(Way.CANDIDATE, rate=1.0)
-    found["compared step"] = runner(compared).can_run_graph(batch())
+    found["compared step"] = eager_step(our_backend(Way.CANDIDATE, rate=1.0))
+    put(b"i")
+    found["incumbent step"] = eager_step(our_backend(Way.CANDIDATE, rate=1.0))
+    put(b"c")
     off = our_backend(Way.OFF)
     off.graphs.reason = "VERIFY_ATTN_HOT is off"
     found["off"] = runner(off).can_run_graph(batch())

@@ -40,7 +40,10 @@ def test_sglang_has_the_places_that_are_hooked(report):
 def test_eager_incumbent(report):
     assert report["eager"] == {
         "variants": True, "candidate": True, "planned stays": True, "incumbent": False, "too large for any graph": False, "candidate again": True,
-        "another backend": True, "compared step": False, "off": True, "off says": [False, "candidate", "candidate"],
+        "another backend": True, "off": True,
+        "compared step": {"asked": [False, False], "use": True, "compared": True, "steps": 1, "prefill compared": False},
+        "incumbent step": {"asked": [False, False], "use": False, "compared": False, "steps": 0, "prefill compared": False},
+        "off says": [False, "candidate", "candidate"],
         "switchable says": [True, "incumbent", "candidate"], "wrapped says": "SGLang wraps this backend in another one",
     }  # fmt: skip
 

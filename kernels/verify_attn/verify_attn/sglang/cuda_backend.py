@@ -59,6 +59,7 @@ class CudaBackend(TritonAttnBackend):
             self.shadow.rate = 0.0
         self.runner = runner
         self.use, self.shadowing = True, False  # of the forward that runs now: our kernel; compared with the engine's
+        self.planned: tuple[bool, bool] | None = None  # the same of an eager step on its way: SGLang runs it on a copy of its batch
         self.counters = Counters()
         self.engine_attention, self.extend_attention_fwd = self.extend_attention_fwd, self._attention
         self.first_layer = self.token_to_kv_pool.start_layer
@@ -131,7 +132,9 @@ class CudaBackend(TritonAttnBackend):
             decided = (candidate, candidate and verifying and self.graphs.alone and self.shadow.due())
             setattr(forward_batch, LATCH, decided)
         candidate, shadowing = decided
-        return shadowing or (not candidate and self.graphs.way is Way.CANDIDATE)
+        eagerly = shadowing or (not candidate and self.graphs.way is Way.CANDIDATE)
+        self.planned = decided if eagerly else None
+        return eagerly
 
     # ---- SGLang's interface ----
 
@@ -139,7 +142,7 @@ class CudaBackend(TritonAttnBackend):
         super().init_forward_metadata(forward_batch)
         verifying = forward_batch.forward_mode.is_target_verify()
         self._begin(verifying)
-        decided = getattr(forward_batch, LATCH, None)
+        decided, self.planned = (self.planned, None) if verifying else (None, self.planned)
         if decided is None:
             candidate = self.control.decide(self.counters.forwards)
             decided = (candidate, candidate and verifying and not self.graphs.captures and self.shadow.due())
