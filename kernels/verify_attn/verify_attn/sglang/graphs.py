@@ -1,4 +1,4 @@
-"""The hot fallback under CUDA graphs. Not run on a GPU yet: its seam is tested on the CPU against SGLang's own classes.
+"""The hot fallback under CUDA graphs. Its seam is tested on the CPU against SGLang's own classes; what it did on H200s is in README.md here.
 
 A captured graph keeps the kernels it was captured with, so the way to the incumbent is chosen by VERIFY_ATTN_HOT:
 
