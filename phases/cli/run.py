@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,25 @@ from phases.cli.common import completing, example, json_option, load_playbook, n
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
 from phases.playbook.schema import PhaseSection, Playbook
+
+if TYPE_CHECKING:
+    from phases.engine.session import Outcome
+    from phases.ledger.checkpoint import Approval
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run of one phase, and the approval that --yes gave to it; None where it gave none."""
+
+    outcome: Outcome
+    approval: Approval | None
+
+    @property
+    def code(self) -> Exit:
+        return Exit.PASSED if self.approval else self.outcome.code
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.outcome.to_json(), "exit": int(self.code), "approved_by_yes": vars(self.approval) if self.approval else None}
 
 
 @click.command(
@@ -33,7 +53,7 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
     from phases.engine import session
 
     playbook = load_playbook(playbook_path)
-    outcomes: list[session.Outcome] = []
+    done: list[Done] = []
     code = Exit.PASSED
     _require_yes_allowed(_to_run(playbook, phases), yes)
     _warn_of_dirty_tree(playbook, _to_run(playbook, phases))
@@ -42,21 +62,21 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
         if not phases:
             code, skip = _standing_code(playbook, section)
             if code is Exit.WAITING_FOR_REVIEW and yes and section.allow_yes:
-                code = _approve(playbook, section)
+                _approve(playbook, section)
+                code = Exit.PASSED
             if skip and code is Exit.PASSED:
                 continue
             if skip:
                 break
             again = resume and session.has_unfinished(playbook, section)
         outcome = _run_one(playbook, section, again, yes, as_json)
-        outcomes.append(outcome)
-        code = outcome.code
-        if code is Exit.WAITING_FOR_REVIEW and yes and section.allow_yes:
-            code = _approve(playbook, section)
+        waits = outcome.code is Exit.WAITING_FOR_REVIEW
+        done.append(Done(outcome, _approve(playbook, section) if waits and yes and section.allow_yes else None))
+        code = done[-1].code
         if code is not Exit.PASSED:
             break
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how it ended
-        _report(playbook, outcomes, code, as_json)
+        _report(playbook, done, code, as_json)
     sys.exit(int(code))
 
 
@@ -74,19 +94,20 @@ def _require_yes_allowed(sections: tuple[PhaseSection, ...], yes: bool) -> None:
         )
 
 
-def _approve(playbook: Playbook, section: PhaseSection) -> Exit:
+def _approve(playbook: Playbook, section: PhaseSection) -> Approval:
     """Approve the phase's newest checkpoint for whoever runs this; the ledger says that nobody looked."""
     from phases.cli.gate import choose
     from phases.ledger import approvals
+    from phases.ledger.checkpoint import BY_YES
     from phases.status.textfile import keep_written
 
     ledger = open_ledger(playbook)
     checkpoint = choose(playbook, ledger, section.name)
-    reason = "phase run --yes: went on without anybody looking, as the playbook allows"
+    reason = f"{BY_YES}went on without anybody looking, as the playbook allows"
     made = approvals.approve(ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes)
-    note(f"{checkpoint.name}: approved for {made.person} by --yes")
+    note(f"{checkpoint.name}: approved by --yes for {made.person}; branch {ledger.branch} records that nobody looked")
     keep_written(playbook, SystemClock(), note)
-    return Exit.PASSED
+    return made
 
 
 def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) -> None:
@@ -129,7 +150,8 @@ def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool,
     _confirm(section, yes)
     runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
-        watching = Noting(Telling(watcher(as_json), teller, yes and section.allow_yes), runs, started=lambda: keep_written(playbook, SystemClock(), note))
+        approves = yes and section.allow_yes
+        watching = Noting(Telling(watcher(as_json, approves), teller, approves), runs, started=lambda: keep_written(playbook, SystemClock(), note))
         try:
             return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
         finally:
@@ -147,20 +169,21 @@ def _confirm(section: PhaseSection, yes: bool) -> None:
     click.confirm(f"{section.name} changes production. Go on?", abort=True, err=True)
 
 
-def _report(playbook: Playbook, outcomes: list[Any], code: Exit, as_json: bool) -> None:
+def _report(playbook: Playbook, done: list[Done], code: Exit, as_json: bool) -> None:
     if as_json:
-        print_json({"playbook": playbook.name, "exit": int(code), "runs": [outcome.to_json() for outcome in outcomes]})
+        print_json({"playbook": playbook.name, "exit": int(code), "runs": [row.to_json() for row in done]})
         return
-    for outcome in outcomes:
-        checkpoint = outcome.checkpoint
-        say(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]})")
+    for row in done:
+        outcome, checkpoint = row.outcome, row.outcome.checkpoint
+        approved = ", approved by --yes" if row.approval else ""
+        say(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]}){approved}")
         if outcome.verdict.value != "PASS":
             say(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
     if code is Exit.WAITING_FOR_REVIEW:
         say(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
-    if playbook.sections.get("embedded_fleet") and any(playbook.phase(outcome.phase).kind.changes_production for outcome in outcomes):
+    if playbook.sections.get("embedded_fleet") and any(playbook.phase(row.outcome.phase).kind.changes_production for row in done):
         say(f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it.")
-    if code is Exit.PASSED and not outcomes:
+    if code is Exit.PASSED and not done:
         say("Every phase has passed; nothing to do.")
         _say_rolled_back(playbook)
 

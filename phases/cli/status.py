@@ -151,7 +151,8 @@ def _row(standing: Standing, now: float) -> tuple[str, ...]:
     checkpoint = standing.checkpoint
     if checkpoint is None:
         return standing.section.name, standing.state.value, "-", "-", "-"
-    reviewer = standing.approvals[-1].person.partition(" <")[0] if standing.approvals else "-"
+    last = standing.approvals[-1] if standing.approvals else None
+    reviewer = "-" if last is None else "nobody" if last.by_yes else last.person.partition(" <")[0]
     return standing.section.name, standing.state.value, checkpoint.name, age(now - checkpoint.recorded_at), reviewer
 
 

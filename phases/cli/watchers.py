@@ -14,11 +14,15 @@ from phases.engine.steps import Facts, Step
 from phases.errors import Exit
 
 
-def watcher(as_json: bool) -> Watcher:
-    """The watcher for this process's output: live on a terminal, lines on stderr with --json, lines on stdout otherwise."""
+def watcher(as_json: bool, approves: bool = False) -> Watcher:
+    """The watcher for this process's output: live on a terminal, lines on stderr with --json, lines on stdout otherwise.
+
+    Args:
+        approves: --yes approves what passes, so that nobody is waited for.
+    """
     if as_json:
-        return Lines(sys.stderr)
-    return Live() if is_terminal() else Lines(sys.stdout)
+        return Lines(sys.stderr, approves)
+    return Live(approves) if is_terminal() else Lines(sys.stdout, approves)
 
 
 @contextlib.contextmanager
@@ -33,8 +37,8 @@ def _to_whoever_looks() -> Iterator[None]:
 class Lines:
     """One line for each thing that happens."""
 
-    def __init__(self, out: Any) -> None:
-        self.out, self.total = out, 0
+    def __init__(self, out: Any, approves: bool = False) -> None:
+        self.out, self.approves, self.total = out, approves, 0
 
     def _print(self, line: str) -> None:
         """Whoever read along may have gone (`| head`), or the log's disk be full; the run goes on without them."""
@@ -61,15 +65,16 @@ class Lines:
         self._print(f"      {step.name} {_end_of(fault)}")
 
     def run_finished(self, run_id: str, code: Exit) -> None:
-        self._print(f"run {run_id} ended: {code.name.lower().replace('_', ' ')} (exit {int(code)})")
+        self._print(f"run {run_id} ended: {_how(code, self.approves)}")
 
 
 class Live:
     """Finished steps as lines; below them the running one with its clock, last messages and, while a canary bakes, its intervals."""
 
-    def __init__(self) -> None:
+    def __init__(self, approves: bool = False) -> None:
         from rich.console import Console
 
+        self.approves = approves
         self.console = Console(highlight=False)
         self.display: Any = None
         self.total, self.label = 0, ""
@@ -108,7 +113,7 @@ class Live:
     @_to_whoever_looks()
     def run_finished(self, run_id: str, code: Exit) -> None:
         colour = "green" if code in (Exit.PASSED, Exit.WAITING_FOR_REVIEW) else "red"
-        self.console.print(f"[bold]{run_id}[/bold]  [{colour}]{code.name.lower().replace('_', ' ')}[/{colour}] (exit {int(code)})")
+        self.console.print(f"[bold]{run_id}[/bold]  [{colour}]{_how(code, self.approves)}[/{colour}]")
 
     def _last_word(self) -> str:
         """What a step said last, where that is more than its summary."""
@@ -128,6 +133,13 @@ class Live:
         row = Table.grid(padding=(0, 1, 0, 0))  # what does not fit goes on below, indented: a verdict's reason is never cut
         row.add_row(Text.from_markup(mark), line)
         self.console.print(row)
+
+
+def _how(code: Exit, approves: bool) -> str:
+    """How a run ended, and its exit code unless --yes is about to make it another one."""
+    if code is Exit.WAITING_FOR_REVIEW and approves:
+        return "passed; --yes approves it"
+    return f"{code.name.lower().replace('_', ' ')} (exit {int(code)})"
 
 
 def _end_of(fault: BaseException) -> str:

@@ -17,6 +17,7 @@ SUMS = "SHA256SUMS"
 RESULTS = "results.json"
 GATE = "gate.json"
 PROVENANCE = "provenance.intoto.json"
+BY_YES = "phase run --yes: "  # how the reason of an approval begins that nobody looked for
 _DIRECTORY = re.compile(r"^(\d{4,})-([a-z0-9-]+)-(PASS|INCONCLUSIVE|FAIL|ERROR|ABORTED)$")
 
 
@@ -82,7 +83,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Approval:
-    """One person's yes or no to exactly the checkpoint they saw."""
+    """One person's yes or no to exactly the checkpoint they saw, or `--yes` in their name."""
 
     checkpoint: int
     digest: str
@@ -94,6 +95,11 @@ class Approval:
     @property
     def mail(self) -> str:
         return mail_of(self.person)
+
+    @property
+    def by_yes(self) -> bool:
+        """Whether `phase run --yes` approved it in the person's name: nobody looked."""
+        return self.reason.startswith(BY_YES)
 
 
 def mail_of(person: str) -> str:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from click.testing import CliRunner
+
+from phases.cli import watchers
+from phases.cli.main import cli
+from phases.engine import session
+from tests.engine.light_phase import light_phase
 
 
 @pytest.fixture
@@ -62,10 +69,35 @@ def test_yes_approves_only_where_the_playbook_allows_it(phase, repository, recor
     path = repository.path / "playbook.yaml"
     path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
     assert "Waiting for review" in phase("run", code=3).stdout
-    assert "approved for Ada <ada@example.org> by --yes" in phase("run", "--yes").stderr
+    approved = phase("run", "--yes").stderr
+    assert "0001-build-parity-PASS: approved by --yes for Ada <ada@example.org>; branch checkpoints records that nobody looked" in approved
+    assert re.search(r"^build-parity +approved .* nobody$", phase("status").stdout, re.MULTILINE)
     (row,) = phase.json("status")["phases"]
     assert row["state"] == "approved" and "without anybody looking" in row["approvals"][0]["reason"]
     assert "nothing to do" in phase("run", "--yes").stdout and len(phase.json("status")["phases"][0]["approvals"]) == 1
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_yes_approves_waits_for_nobody(repository, monkeypatch, terminal):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
+    monkeypatch.chdir(repository.path)
+    monkeypatch.setattr(session, "load_object", lambda reference: light_phase)
+    monkeypatch.setattr(watchers, "is_terminal", lambda: terminal)
+    done = CliRunner().invoke(cli, ["run", "--yes"])
+    assert done.exit_code == 0 and "passed; --yes approves it" in done.output and "waiting" not in done.output.lower() and "exit 3" not in done.output
+    assert done.output.rstrip().endswith("), approved by --yes")
+
+
+def test_json_of_a_run_names_who_yes_approved_for(repository, monkeypatch):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
+    monkeypatch.chdir(repository.path)
+    monkeypatch.setattr(session, "load_object", lambda reference: light_phase)
+    shown = json.loads(CliRunner().invoke(cli, ["run", "build-parity", "--json"]).stdout)
+    assert (shown["exit"], shown["runs"][0]["exit"], shown["runs"][0]["approved_by_yes"]) == (3, 3, None)
+    shown = json.loads(CliRunner().invoke(cli, ["run", "build-parity", "--yes", "--json"]).stdout)
+    assert (shown["exit"], shown["runs"][0]["exit"]) == (0, 0) and shown["runs"][0]["approved_by_yes"]["person"] == "Ada <ada@example.org>"
 
 
 def test_yes_cannot_be_the_second_pair_of_eyes(phase, repository):
