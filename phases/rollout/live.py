@@ -15,6 +15,7 @@ from phases.fleet.bundle import Bundle
 from phases.fleet.fleet import Fleet
 from phases.fleet.settings import FleetSettings
 from phases.notify.teller import teller_of
+from phases.rollout.inherited_leases import adopt_leases
 from phases.rollout.production import Production
 from phases.rollout.releases import fleet_releases
 from phases.rollout.sections import fleet_of_playbook, section_of
@@ -40,7 +41,7 @@ class Live:
         if self._production is None:
             self._production = open_production(self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress)
             self._production.token = lock_token(self.run.work)
-            self._production.adopt_leases()
+            adopt_leases(self._production)
         self._production.progress = context.progress
         return self._production
 

@@ -19,7 +19,7 @@ from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_bac
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, LeaseState, read_lease
-from phases.fleet.errors import HostLockedError, LeaseError, RouterError
+from phases.fleet.errors import HostLockedError, RouterError
 from phases.fleet.locks import HostLock, LockInfo, break_lock, show_lock
 from phases.fleet.releases import Inventory, read_inventory
 from phases.fleet.router import RouterDriver, drain
@@ -240,7 +240,7 @@ class Production:
             raise
         self.fleet.adopt(lease.session)
         self.leases[host.name] = lease
-        self._renew().add(host.name, lease.id)
+        self.renewer().add(host.name, lease.id)
         try:
             reason = self.mixed(host, digest)
             if reason:
@@ -323,32 +323,6 @@ class Production:
         whose = "its own plain prefill's, since nobody runs the incumbent any more" if found.teacher == host.name else f"{found.teacher}'s"
         self.progress(f"{host.name}: outputs agree with {whose}: {found.error:.2g} nats a token apart over {found.n} tokens")
 
-    def adopt_leases(self) -> None:
-        """Go on renewing the leases an earlier process of this run left, at once, since nobody knows how much of their time is left. A host whose
-        lease has run out meanwhile is put back before anything else looks at it. Hosts that cannot be asked are left to go back."""
-        found = self.fleet.each(read_lease, deadline=60.0)
-        for name, result in found.items():
-            if result.ok and result.value and result.value.active and name not in self.leases:
-                session = self.fleet.session(self.fleet[name])
-                self.leases[name] = Lease(session, self.take_lock(session).token, lease_id=result.value.id)
-                if result.value.state == "confirmed":  # an armed one cannot be renewed: its switch was cut short, and is begun anew
-                    self._go_on_with(self.leases[name])
-
-    def _go_on_with(self, lease: Lease) -> None:
-        host = lease.session.host
-        try:
-            lease.renew(self.fleet_settings.lease.bake, self._turns().of(list(self.leases).index(host.name)))
-        except LeaseError as late:
-            self.progress(f"{host.name}: {late.message} It goes back before this run goes on.")
-            try:
-                self.go_back(host)
-            except PhaseError as fault:  # what has become of it is observed by whoever needs it
-                self.progress(f"{host.name}: {fault}")
-            return
-        except FleetError as fault:
-            self.progress(f"{host.name}: {fault.message} Its lease is tried again.")
-        self._renew().add(host.name, lease.id)
-
     def lost_leases(self) -> dict[str, str]:
         """Workers whose lease could not be renewed, and why."""
         return self._renewer.lost() if self._renewer else {}
@@ -387,16 +361,17 @@ class Production:
         return Ready(int(host.values["port"]), host.labels.get("health", "/health"), self.fleet_settings.service.ready)
 
     def _windows(self) -> Windows:
-        return Windows(self.fleet_settings.lease.arm, self.fleet_settings.lease.bake, self._turns().of(len(self.leases)))
+        return Windows(self.fleet_settings.lease.arm, self.fleet_settings.lease.bake, self.turns().of(len(self.leases)))
 
-    def _turns(self) -> Turns:
+    def turns(self) -> Turns:
         """Without the toolkit hosts go back in groups that keep to the floor too."""
         floor = self.settings.min_available.of(len(self.workers))
         return Turns(max(1, len(self.workers) - floor), self.fleet_settings.service.drain + self.fleet_settings.service.ready)
 
-    def _renew(self) -> Renewer:
+    def renewer(self) -> Renewer:
+        """What keeps this process's leases alive from the first one on."""
         if self._renewer is None:
-            self._renewer = Renewer(self.workers, self.fleet_settings.lease.bake, self._turns())
+            self._renewer = Renewer(self.workers, self.fleet_settings.lease.bake, self.turns())
         return self._renewer
 
     def _return_if_serving(self, host: Host) -> None:

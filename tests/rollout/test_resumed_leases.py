@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from phases.rollout import canary
+from phases.rollout.inherited_leases import adopt_leases
 from tests.rollout.light_fleet import LightFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -38,7 +39,7 @@ def test_an_adopted_lease_is_renewed_before_anything_else(killed: LightFleet) ->
     _deadline_in(killed, 100 * LEASE)
     with killed.production() as production:
         production.token = next((killed.repo / ".phase" / "runs").glob("*/work/lock-token")).read_text()
-        production.adopt_leases()
+        adopt_leases(production)
     (leased,) = [state for state in killed.states() if state.leased]
     assert leased.host.name == "w1" and leased.lease and leased.lease.seconds_left <= LEASE
 
