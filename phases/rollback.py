@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from phases.clock import Clock
 from phases.errors import Exit, PhaseError, UsageError
+from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
 from phases.rollout import hot
 from phases.rollout.hot import Hosts, HotSwitch
@@ -22,8 +23,6 @@ from phases.rollout.hot import Hosts, HotSwitch
 if TYPE_CHECKING:
     from phases.rollout.by_hand import Ended
     from phases.rollout.rollback import Rollback
-
-PHASE = "rollback"
 
 
 class RollbackInterrupted(PhaseError):
@@ -45,7 +44,7 @@ def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, pro
     """
     detected = clock.now()
     try:
-        with hot.hosts_of(playbook, clock, PHASE) as hosts:
+        with hot.hosts_of(playbook, clock, ROLLBACK_PHASE) as hosts:
             target = _release_of(playbook, to) if to else ""
             first = _make_safe(hosts, target, restore, progress)
             return _finish(playbook, hosts, first, target, reason, detected, progress, restore=restore)
@@ -80,7 +79,7 @@ def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: s
     from phases.rollout.takeover import claim
 
     clock = hosts.clock
-    run = adhoc_run(playbook, PHASE, clock)
+    run = adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"{ROLLBACK} {reason}", clock, progress, reached=hosts.fleet) as production:
         production.preempt = True
         if restore:
@@ -112,7 +111,7 @@ def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callabl
     from phases.engine.session import adhoc_run
     from phases.rollout.live import open_production
 
-    run = adhoc_run(playbook, PHASE, clock)
+    run = adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"undo of a hot fallback: {reason}", clock, progress) as production:
         fallen = hot.fallen_back(production)
         if not fallen:

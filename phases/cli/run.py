@@ -13,6 +13,7 @@ import click
 from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
+from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import PhaseSection, Playbook
 
 if TYPE_CHECKING:
@@ -192,6 +193,6 @@ def _say_rolled_back(playbook: Playbook) -> None:
     """That all has passed does not say that production still runs it."""
     from phases.engine.progress import of_playbook
 
-    ended = [c for c in open_ledger(playbook).checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", "rollback")]
-    if ended and ended[-1].phase == "rollback":
+    ended = [c for c in open_ledger(playbook).checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", ROLLBACK_PHASE)]
+    if ended and ended[-1].phase == ROLLBACK_PHASE:
         say(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")

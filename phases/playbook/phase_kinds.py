@@ -68,6 +68,9 @@ PHASES: dict[str, PhaseKind] = {
     )
 }
 
+# No phase of a playbook: what a rollback's own checkpoint is recorded as.
+ROLLBACK_PHASE = "rollback"
+
 # Top-level sections of the playbook that several phases share: key -> reader, as PhaseKind.settings.
 SHARED_SECTIONS: dict[str, str] = {
     "fleet": "phases.fleet.settings:from_node",

@@ -17,6 +17,7 @@ from phases.ledger import source as ledger_source
 from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, canonical_json
 from phases.ledger.git import Git
 from phases.ledger.provenance import statement
+from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
 from phases.results import Results
 from phases.rollout.production import Production, WorkerState
@@ -24,8 +25,6 @@ from phases.rollout.report import table
 from phases.rollout.rollback import Rollback
 from phases.status.textfile import keep_written
 from phases.verdict import Verdict
-
-PHASE = "rollback"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
     reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {ended.left}"
     if ended.state == "safe" and ended.hot:
         reason = f"traffic safe ({ended.hot.describe()}), not restored: {', '.join(ended.left)}"
-    gate = GateOutcome(PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
-    results = Results(PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
+    gate = GateOutcome(ROLLBACK_PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
+    results = Results(ROLLBACK_PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
     files = {RESULTS: canonical_json(results.to_json()), GATE: canonical_json(gate.to_json()), "rollback.txt": table(results).encode()}
-    draft = Draft(PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
+    draft = Draft(ROLLBACK_PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
                   clock.now(), {}, f"{run.playbook.name} sha256:{run.playbook.digest}")  # fmt: skip
     draft.files[PROVENANCE] = statement(draft, detected)
     checkpoint = ledger_of(run.playbook, progress).record(draft)

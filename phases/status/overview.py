@@ -17,6 +17,7 @@ from phases.errors import Exit, JournalError
 from phases.ledger import lost
 from phases.ledger.checkpoint import RESULTS, Checkpoint
 from phases.ledger.ledger import Ledger
+from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
 
 _ROLLED_BACK = (Exit.ROLLED_BACK, Exit.ROLLBACK_INCOMPLETE)
@@ -129,7 +130,7 @@ def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
     for found in reversed(mine):
         if found.phase == "full-rollout" and found.verdict.advances:
             release = _facts(ledger, found).get("end", {}).get("last_good", "")
-        elif found.phase == "rollback" and found.verdict.advances:
+        elif found.phase == ROLLBACK_PHASE and found.verdict.advances:
             release = _facts(ledger, found).get("rollback", {}).get("target", "")
         else:
             continue
@@ -141,7 +142,7 @@ def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
 def _rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
     """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
     for found in reversed(mine):
-        if found.phase == "rollback":
+        if found.phase == ROLLBACK_PHASE:
             back = _facts(ledger, found).get("rollback", {})
         elif found.phase in ("tp8-canary", "full-rollout") and not found.verdict.advances:
             facts = _facts(ledger, found)
