@@ -54,6 +54,19 @@ class Score:
     best: tuple[float, ...]
 
 
+class ScoringError(ServingError):
+    """A server says that it scored other tokens than it was given.
+
+    Attributes:
+        given: ids that were to be scored.
+        rows: what the server answered: [log-probability, id, text] a token.
+    """
+
+    def __init__(self, message: str, *, given: tuple[int, ...], rows: list[list[Any]], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.given, self.rows = given, rows
+
+
 class Client:
     """One server. Every failure is a ServingError naming the server and what it answered."""
 
@@ -75,12 +88,18 @@ class Client:
         return [int(row[1]) for row in self._prompt_rows(body)["input_token_logprobs"]]
 
     def score(self, prompt: list[int], tokens: tuple[int, ...]) -> Score:
-        """Teacher-force `tokens` after `prompt`."""
+        """Teacher-force `tokens` after `prompt`.
+
+        Raises:
+            ScoringError: the rows that came back are not those of `tokens`.
+        """
         body = self._body([*prompt, *tokens], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": 1}
         meta = self._prompt_rows(body)
         given, best = meta["input_token_logprobs"][-len(tokens) :], meta["input_top_logprobs"][-len(tokens) :]
-        if [row[1] for row in given] != list(tokens):
-            raise ServingError(f"{self.name} scored other tokens than it was given.", hint="This SGLang is not supported.")
+        wrong = _difference(tokens, [row[1] for row in given], last=max((*prompt, *tokens)))
+        if wrong:
+            raise ScoringError(f"{self.name} scored other tokens than it was given: {wrong}.", given=tokens, rows=meta["input_token_logprobs"],
+                               hint="This SGLang is not supported.")  # fmt: skip
         return Score(tuple(float(row[0]) for row in given), tuple(float(row[0][0]) for row in best))
 
     def _prompt_rows(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +175,21 @@ class Client:
     def _failed(self, what: str, fault: requests.RequestException) -> ServingError:
         reason = f"no answer within {self.timeout:g} s" if isinstance(fault, requests.Timeout) else type(fault).__name__
         return ServingError(f"{self.name} did not answer {what}: {reason}.", hint="See its log.")
+
+
+def _difference(tokens: tuple[int, ...], said: list[Any], last: int) -> str:
+    """How the ids a server says it scored differ from those it was given; empty when they do not.
+
+    SGLang up to 0.5.23 at least says 0 for the vocabulary's last id (`x if x < vocab_size - 1 else 0`, meant for the padding of images);
+    the log-probability beside it is that of the given token. Such an id is the largest of the request, `last`.
+    """
+    if len(said) != len(tokens):
+        return f"{len(tokens)} tokens given, {len(said)} rows came back"
+    wrong = [place for place, (token, found) in enumerate(zip(tokens, said)) if found != token and not (found == 0 and token == last)]
+    if wrong:
+        first = wrong[0]
+        return f"{len(tokens)} tokens given, as many rows came back, {len(wrong)} differ, first token {first + 1}: id {said[first]} instead of {tokens[first]}"
+    return ""
 
 
 def _completion(data: dict[str, Any], seconds: float) -> Completion:

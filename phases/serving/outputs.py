@@ -16,6 +16,7 @@ prompts. Acceptance is no check of correctness: a kernel that ignores the tree k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from phases.errors import ServingError
 from phases.results import RATIO, Measurement
-from phases.serving.client import Client, Completion, Score
+from phases.serving.client import Client, Completion, Score, ScoringError
 from phases.serving.prompts import Prompt
 from phases.serving.statistics import Interval, clustered_mean, ratio_of_sums
 
@@ -76,15 +77,32 @@ def collect(
 
 
 def score(teacher: Client, collected: Sequence[tuple[str, str, list[int], Completion]]) -> list[Answer]:
-    """Teacher-force every answer; equal answers to a prompt are scored once."""
+    """Teacher-force every answer; equal answers to a prompt are scored once.
+
+    Raises:
+        ScoringError: the teacher scored something else; the prompt is named.
+    """
     known: dict[tuple[str, tuple[int, ...]], Score] = {}
     answers = []
     for prompt, mode, ids, completion in collected:
         key = (prompt, completion.tokens)
         if key not in known:
-            known[key] = teacher.score(ids, completion.tokens)
+            try:
+                known[key] = teacher.score(ids, completion.tokens)
+            except ScoringError as fault:
+                where = f"prompt '{prompt}' of {len(ids)} tokens, {mode}"
+                raise ScoringError(f"{where}: {fault.message}", given=fault.given, rows=fault.rows, hint=fault.hint) from fault
         answers.append(Answer(prompt, mode, completion, known[key]))
     return answers
+
+
+def as_json(collected: Sequence[tuple[str, str, list[int], Completion]]) -> list[dict[str, Any]]:
+    """What a server answered, for a run's files: ids and log-probabilities, no text."""
+    return [
+        {"prompt": prompt, "mode": mode, "prompt_tokens": len(ids), "verify_steps": completion.verify_steps,
+         "tokens": list(completion.tokens), "logprobs": [round(value, 6) if math.isfinite(value) else str(value) for value in completion.logprobs]}
+        for prompt, mode, ids, completion in collected
+    ]  # fmt: skip
 
 
 def repeat(client: Client, prompts: Sequence[Prompt], tokens: int) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
 from phases.serving import latency, log_scan, outputs, report
 from phases.serving.activity import inactive, read_activity, read_metrics, summarize
-from phases.serving.client import Client
+from phases.serving.client import Client, Completion, ScoringError
 from phases.serving.environment import environment_facts
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
@@ -49,6 +49,8 @@ REPORT = "write the report"
 SIDES = ("incumbent", "candidate")
 SERIES = ("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_requests_total", "sglang:spec_accept_length")
 LOG_TAIL = 200
+ANSWERS = "answers.json"
+Collected = Sequence[tuple[str, str, list[int], Completion]]
 
 
 def serving_host(run: PhaseRun) -> ServingHost:
@@ -193,7 +195,7 @@ def compare_outputs(run: PhaseRun) -> Step:
             _require_alive(run, context, fault)
             return {"facts": _failed(f"the candidate failed during output comparison: {fault.message}", _tail(run, context))}
         context.progress("scoring the answers with the incumbent")
-        scored, own = outputs.score(incumbent, ours), outputs.score(incumbent, theirs)
+        scored, own = _scored(run.work / "serving" / ANSWERS, incumbent, ours, theirs)
         measurements, evidence = outputs.compare(scored, own, again, settings.tie)
         for row in measurements[:3]:
             context.progress(f"{row.metric}: {'no value' if row.estimate is None else f'{row.estimate:.6g}'}")
@@ -294,6 +296,17 @@ def failure(context: StepContext) -> dict[str, Any] | None:
 def _measuring(run: PhaseRun, name: str, summary: str, measure: Callable[[StepContext], dict[str, Any]]) -> Step:
     """A results step that measures nothing once the candidate has failed."""
     return run.results_step(name, summary, lambda context: {} if failure(context) else measure(context))
+
+
+def _scored(path: Path, teacher: Client, ours: Collected, theirs: Collected) -> tuple[list[outputs.Answer], list[outputs.Answer]]:
+    """Both servers' answers with their scores. What was answered, and what a scoring that failed said, is kept in a file of the run."""
+    kept: dict[str, Any] = {"candidate": outputs.as_json(ours), "incumbent": outputs.as_json(theirs)}
+    write_json(path, kept)
+    try:
+        return outputs.score(teacher, ours), outputs.score(teacher, theirs)
+    except ScoringError as fault:
+        write_json(path, {**kept, "scoring": {"reason": fault.message, "given": list(fault.given), "rows": [[str(value) for value in row] for row in fault.rows]}})
+        raise ServingError(fault.message, hint=f"{fault.hint} Ids and rows are in {path}.") from fault
 
 
 def _failed(reason: str, evidence: tuple[str, ...] = ()) -> Facts:

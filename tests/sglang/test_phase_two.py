@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def test_good_kernel_passes(phase_two):
     assert run.measured("accept_length").estimate > 1.2  # trees are really accepted from
     for metric in ("e2e_latency_ratio", "verify_step_ratio", "verify_attention_ratio"):  # how fast is for a quiet machine to say
         assert run.measured(metric).n == 4 and run.measured(metric).estimate > 0
+    answers = json.loads((run.work / "serving" / "answers.json").read_text())
+    assert {side: {row["prompt"] for row in answers[side]} for side in answers} == dict.fromkeys(("candidate", "incumbent"), {f"p{i}" for i in range(6)})
     assert processes_of(run) == []
 
 
