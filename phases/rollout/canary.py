@@ -118,7 +118,9 @@ def bake(run: PhaseRun, live: Live) -> Step:
     shown = ", ".join(f"{m.metric} p{m.quantile * 100:g} within {m.margin:.0%}" for m in settings.metrics)
     every = settings.window
     if run.settings.design is Design.SWITCHBACK:
-        shown, every = f"{shown}, in turns of {run.settings.turns.period:g} s on the same workers", 2 * run.settings.turns.period
+        turns = run.settings.turns
+        lead_in = f", the first {turns.lead_in:g} s not judged" if turns.lead_in else ""
+        shown, every = f"{shown}, in turns of {turns.period:g} s on the same workers{lead_in}", 2 * turns.period
     return run.results_step(BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {every:g} s", measure)
 
 

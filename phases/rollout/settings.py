@@ -158,6 +158,7 @@ class SwitchbackSettings:
 
     period: float = setting(30.0, duration=True, at_least=1, help="time of one turn; longer than a request takes")
     washout: float = setting(5.0, duration=True, at_least=0, help="beginning of each turn that is not judged: requests of the other kernel end in it")
+    lead_in: float = setting(0.0, duration=True, at_least=0, help="time under load before the first turn, not judged: caches and n-gram memory fill in it")
     seed: int = setting(1, help="of the order")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:

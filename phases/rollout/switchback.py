@@ -3,7 +3,9 @@
 The cleanest comparison there is: same process, same cache, same users, same neighbours; only the kernel changes. Time is cut into
 blocks of two periods, one for each kernel in random order. A period begins with the switch, acknowledged by every rank, and a washout
 that is not judged, in which requests that began under the other kernel finish; so both should be longer than a request takes. The two
-stretches of a block are a pair of windows for the same tests as in the parallel design.
+stretches of a block are a pair of windows for the same tests as in the parallel design. Before the first block there may be a lead-in,
+judged neither: what a restarted server still has to learn (prompts in its prefix cache, answers in the memory of n-gram speculation)
+would count as slowness of the kernel that happens to have the first turn.
 
 Blocks in random order are a randomised block design (switchback experiment: Bojinov, Simchi-Levi, Zhao, "Design and Analysis of
 Switchback Experiments", Management Science 2023, where the washout is the order of the carry-over effect).
@@ -108,12 +110,15 @@ class Switchback:
         self._requests = dict.fromkeys(ARMS, 0.0)
         self._looks: dict[str, list[list[float | None]]] = {}
         self._begun: set[tuple[str, str]] = set()
+        self._check_took = 0.0
 
     def run(self) -> Verdict:
         """Take turns until every test has decided and the bake is over, one fails, a worker is at fault, or the deadline has come.
 
         Servers that cannot be switched end it as INCONCLUSIVE, before anything was observed.
         """
+        if fault := self._wait(self.turns.lead_in):
+            return self._end(Outcome.FAIL, (), 0.0, fault)
         started, decisions = self.clock.now(), list[Decision]()
         for block, arms in enumerate(self._blocks()):
             for arm in arms:
@@ -136,8 +141,6 @@ class Switchback:
 
     def _observe(self, arm: str, block: int) -> tuple[Fault | None, bool]:
         """One period: (what went wrong, whether the servers can be switched at all)."""
-        if fault := self.check():  # a rank that fell back by itself must be seen before it is told to go forwards
-            return fault, True
         switched = self.switch(arm)
         if not switched.safe:
             host, why = next(iter(switched.missing.items()), ("the fleet", "no server was switched"))
@@ -160,12 +163,19 @@ class Switchback:
         return None, True
 
     def _wait(self, seconds: float) -> Fault | None:
+        """So many seconds, with a check every few of them and one that is over when they are: a check takes a second or more (SGLang's
+        /health answers after one), which must neither lengthen a turn nor leave its end unchecked, since a rank that fell back by
+        itself must be seen before it is told to go forwards."""
         until = self.clock.monotonic() + seconds
-        while (left := until - self.clock.monotonic()) > 0:
-            self.clock.sleep(min(left, CHECK_SECONDS))
+        while True:
+            self.clock.sleep(max(0.0, min(until - self.clock.monotonic() - self._check_took, CHECK_SECONDS)))
+            begun = self.clock.monotonic()
             if fault := self.check():
                 return fault
-        return None
+            self._check_took = self.clock.monotonic() - begun
+            if (left := until - self.clock.monotonic()) <= self._check_took:
+                self.clock.sleep(max(0.0, left))
+                return None
 
     def _scrape(self) -> dict[str, Scrape]:
         """All workers at the same moment. Raises AnalysisError when one cannot be read."""

@@ -27,7 +27,7 @@ class Servers:
 
     Args:
         slow: the candidate's latencies over the incumbent's.
-        carry: seconds after a switch in which every request takes ten times as long, whichever kernel runs.
+        carry: seconds after a switch (without `switch_resets`: after the start) in which every request takes ten times as long.
     """
 
     def __init__(self, slow: float = 1.0, carry: float = 0.0, rate: float = 20.0, errors: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class Servers:
         self.counts = {name: [0] * (len(EDGES) + 1) for name in ("w1", "w2")}
         self.failed = dict.fromkeys(self.counts, 0)
         self.finished: list[tuple[str, RequestRecord]] = []
-        self.unable, self.at_sleep = "", lambda: None
+        self.unable, self.at_sleep, self.switch_resets = "", lambda: None, True
 
     # the clock
 
@@ -68,7 +68,7 @@ class Servers:
     # what the bake is given
 
     def switch(self, arm: str) -> HotSwitch:
-        if self.arm != arm:
+        if self.arm != arm and self.switch_resets:
             self.switched_at = self.time
         self.arm = arm
         self.switches.append((self.time, arm))
@@ -175,6 +175,41 @@ def test_a_fault_found_between_looks_ends_the_bake():
     found = lambda: Fault("w2", "it does not answer /health", incumbent=False) if servers.time > 50 else None  # noqa: E731
     verdict = bake(servers, check=found).run()
     assert verdict.outcome is Outcome.FAIL and verdict.fault.worker == "w2" and servers.time < 60
+
+
+def test_checks_take_no_time_from_a_turn_and_its_end_is_checked():
+    """SGLang's /health answers after a second: asked three times a turn, it made turns of 10 s last 13.6."""
+    servers, checked = Servers(), []
+
+    def check() -> None:
+        Servers.sleep(servers, 1.1)
+        checked.append(servers.time)
+
+    made = bake(servers, check=check)
+    made.run()
+    begun = [time for time, _ in servers.switches]
+    assert [after - before for before, after in zip(begun[1:], begun[2:])] == pytest.approx([20.0] * (len(begun) - 2))
+    assert all(any(0 <= switch - time < 0.1 for time in checked) for switch in begun)  # what a check may find is seen before the next switch
+    assert max(after - before for before, after in zip(checked, checked[1:])) < 6.5
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["histograms", "own requests"])
+def test_what_a_worker_learns_in_the_lead_in_is_judged_in_neither_kernel(own):
+    servers = Servers(1.0, carry=25.0)  # ten times as slow for 25 s, whatever runs
+    turns = SwitchbackSettings(period=20, washout=4, lead_in=30)
+    made = Switchback(judge(), turns, {"w1": "w1", "w2": "w2"}, servers, servers.switch, lambda: None, read=servers.read, probes=servers if own else None)
+    servers.switch_resets = False
+    verdict = made.run()
+    assert servers.switches[0][0] == pytest.approx(30) and verdict.outcome is Outcome.PASS, verdict.reason
+    assert verdict.reference[0].high < 0.5 and verdict.seconds < servers.time - 29  # the bake's time is counted from its first turn
+
+
+def test_a_fault_in_the_lead_in_ends_it_before_any_turn():
+    servers = Servers()
+    made = Switchback(judge(), SwitchbackSettings(period=20, washout=4, lead_in=30), {"w1": "w1"}, servers, servers.switch,
+                      lambda: Fault("w1", "it does not answer /health", incumbent=False) if servers.time > 8 else None, read=servers.read)  # fmt: skip
+    verdict = made.run()
+    assert verdict.outcome is Outcome.FAIL and verdict.fault and not servers.switches and servers.time < 12
 
 
 def test_a_restart_in_a_turn_is_a_fault_and_no_increase():
