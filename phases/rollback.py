@@ -92,14 +92,7 @@ def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: s
                          "`phase rollback --to CHECKPOINT` names a release.")  # fmt: skip
         else:
             ended = safe_only(production, reason, detected=detected, target=target, hot_done=first)
-    code = _code(ended, only_safe=not restore)
-    try:
-        checkpoint = by_hand.record(run, ended, detected, clock, progress)
-    except PhaseError as fault:
-        progress(f"production is {ended.state}; what failed is only to write that down")
-        fault.exit_code = code or fault.exit_code  # that a person is needed for production matters more
-        raise
-    return by_hand.Ended(ended, checkpoint, code)
+    return by_hand.recorded(run, ended, detected, clock, progress, _code(ended, only_safe=not restore))
 
 
 def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]) -> HotSwitch:

@@ -18,7 +18,7 @@ from phases.errors import Exit
 from phases.fleet.errors import RouterError
 from phases.playbook.schema import Playbook
 from phases.rollout.bake import Fault, Verdict
-from phases.rollout.by_hand import Ended, before_rollout, record
+from phases.rollout.by_hand import before_rollout, recorded
 from phases.rollout.live import open_production, section
 from phases.rollout.production import ROLLBACK, Production
 from phases.rollout.rollback import roll_back
@@ -99,5 +99,5 @@ def _regression(run: PhaseRun, production: Production, settings: WatchSettings, 
     production.purpose = f"{ROLLBACK} watch: {verdict.reason}"
     target = "" if claim(production) else before_rollout(run.playbook, production)
     back = roll_back(production, f"watch: {verdict.reason}", detected=detected, target=target)
-    ended = Ended(back, record(run, back, detected, clock, progress), back.exit_code)
+    ended = recorded(run, back, detected, clock, progress, back.exit_code)
     return ended.code, {**found, "rollback": back.to_json(), "checkpoint": ended.checkpoint.name}

@@ -120,6 +120,8 @@ class _Run:
         if isinstance(fault, OSError):
             message, hint = explain(fault)
             fault = StepError(f"{step.name}: {message}", hint=f"{hint} Then go on with --resume.".strip())
+        if isinstance(fault, PhaseError):
+            _end_as_production_did(fault, self.facts)
         try:
             if not isinstance(fault, JournalError):
                 self.journal.append(event, step=step.name, error=str(fault))
@@ -136,6 +138,21 @@ class _Run:
                 step.run(context)
             except Exception as fault:
                 self.watcher.step_failed(step, fault)
+
+
+def stated_exit(facts: dict[str, Facts]) -> Exit | None:
+    """How production ended, by the last step that observed it; None while none has."""
+    stated = [Exit(step["exit_code"]) for step in facts.values() if "exit_code" in step]
+    return stated[-1] if stated else None
+
+
+def _end_as_production_did(fault: PhaseError, facts: dict[str, Facts]) -> None:
+    """Once a step has observed that production was rolled back, or that it was not, a later failure to write that down changes neither."""
+    seen = stated_exit(facts)
+    words = {Exit.ROLLED_BACK: "Production was rolled back, as observed", Exit.ROLLBACK_INCOMPLETE: "The rollback of production is incomplete: a person is needed"}
+    if seen in words:
+        fault.exit_code = seen
+        fault.hint = f"{fault.hint} {words[seen]}; the record of it is still to be written, which --resume does.".strip()
 
 
 def _check_names(steps: Sequence[Step]) -> None:

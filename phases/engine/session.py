@@ -16,7 +16,7 @@ from phases.engine.journal import Journal, OnRecord
 from phases.engine.lock import Lock
 from phases.engine.phase_run import PLAN, PhaseRun
 from phases.engine.run_directory import RunDirectory, RunRecord
-from phases.engine.runner import Watcher, execute
+from phases.engine.runner import Watcher, execute, stated_exit
 from phases.engine.steps import Facts, Step
 from phases.errors import Exit, JournalError, UsageError
 from phases.kernel import contract
@@ -128,8 +128,8 @@ def _execute(
 
 def _code_of(facts: dict[str, Facts], verdict: Verdict, section: PhaseSection) -> Exit:
     """A step that observed how production ended (rolled back, or not) decides; else the verdict does."""
-    stated = [Exit(step["exit_code"]) for step in facts.values() if "exit_code" in step]
-    return stated[-1] if stated else progress.exit_code(verdict, section)
+    stated = stated_exit(facts)
+    return progress.exit_code(verdict, section) if stated is None else stated
 
 
 def _attempt(

@@ -10,7 +10,7 @@ from typing import Any
 from phases.clock import Clock
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
-from phases.errors import Exit, UsageError
+from phases.errors import Exit, PhaseError, UsageError
 from phases.fleet.releases import NEVER
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source as ledger_source
@@ -63,6 +63,17 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
     checkpoint = ledger_of(run.playbook, progress).record(draft)
     keep_written(run.playbook, clock, progress)
     return checkpoint
+
+
+def recorded(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progress: Callable[[str], None], code: Exit) -> Ended:
+    """`record`, and what the command ends with: how production is matters more than whether that could be written down, so where recording
+    fails too `code` stands, unless it is 0."""
+    try:
+        return Ended(ended, record(run, ended, detected, clock, progress), code)
+    except PhaseError as fault:
+        progress(f"production is {ended.state}; what failed is only to write that down")
+        fault.exit_code = code or fault.exit_code
+        raise
 
 
 def before_rollout(playbook: Playbook, production: Production) -> str:

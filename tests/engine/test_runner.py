@@ -10,7 +10,7 @@ from phases.engine.clock import SystemClock
 from phases.engine.journal import Journal, read
 from phases.engine.runner import Interrupted, Silent, StepError, execute
 from phases.engine.steps import Step
-from phases.errors import BuildError, JournalError
+from phases.errors import BuildError, Exit, JournalError, LedgerError, PhaseError
 
 
 class World:
@@ -89,6 +89,26 @@ def test_ctrl_c_says_how_to_go_on(world):
     assert world.events()[-1] == ("step-interrupted", "b")
     world.execute(world.step("a"), world.step("b"))
     assert world.did == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize(("code", "words"), [(7, "Production was rolled back, as observed"), (8, "a person is needed")])
+@pytest.mark.parametrize("fault", [LedgerError("it is checked out."), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device", "/data/x")], ids=str)
+def test_how_production_ended_stands_when_the_record_of_it_fails_and_again_when_that_is_tried_again(world, fault, code, words):
+    end = Step("end", "observe", lambda context: {"exit_code": code})
+    steps = world.step("a"), end, world.step("record")
+    for _ in range(2):
+        world.faults["record"] = fault
+        with pytest.raises(PhaseError, match=f"{words}.*; the record of it is still to be written, which --resume does") as caught:
+            world.execute(*steps)
+        assert caught.value.exit_code is Exit(code)
+    assert world.execute(*steps)["end"]["exit_code"] == code and world.did == ["a", "record", "record", "record"]
+
+
+def test_nothing_is_said_of_production_before_it_has_been_observed(world):
+    world.faults["a"] = LedgerError("it is checked out.")
+    with pytest.raises(LedgerError) as caught:
+        world.execute(world.step("a"), Step("end", "observe", lambda context: {"exit_code": 7}))
+    assert caught.value.exit_code is Exit.OPERATIONAL and "roduction" not in str(caught.value)
 
 
 def test_steps_marked_always_run_after_a_failure_and_do_not_hide_it(world):

@@ -1,9 +1,11 @@
-"""What would keep a production phase from being recorded at its end stops it before anything moves."""
+"""What would keep a production phase from being recorded at its end stops it before anything moves; what comes between later changes not how it ended."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.rollout.light_fleet import LightFleet
 
@@ -19,6 +21,30 @@ def test_a_ledger_that_has_grown_apart_from_its_remote_stops_a_phase_before_it_l
     done = fleet.phase("run", "tp8-canary", "--yes")
     assert done.returncode == 1 and "have both grown" in done.stdout, done.stdout
     assert "look at the fleet failed" in done.stdout and "does not answer" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.fleet
+def test_a_ledger_that_refuses_only_at_the_end_leaves_a_run_rolled_back_and_resume_records_it(tmp_path: Path) -> None:
+    fleet = LightFleet(tmp_path / "light", ssh=0, count=3)
+    try:
+        fleet.up()
+        fleet.configure(candidate={"WRONG": 0.5})
+        _git(fleet.repo, "branch", "checkpoints", _commit(fleet.repo, "an empty ledger"))
+        with fleet.start("run", "tp8-canary", "--yes") as run:
+            assert run.stdout
+            said = [next(line for line in run.stdout if "switch the canary" in line)]
+            _git(fleet.repo, "symbolic-ref", "HEAD", "refs/heads/checkpoints")  # long after the ledger was looked at, long before it is written to
+            said += run.stdout
+        out = "".join(said)
+        assert run.returncode == 7 and "is checked out" in out, out
+        assert "Production was rolled back, as observed; the record of it is still to be written, which --resume does." in " ".join(out.split()), out
+        assert not fleet.not_converged(fleet.digests["incumbent"])
+        _git(fleet.repo, "symbolic-ref", "HEAD", "refs/heads/main")
+        done = fleet.phase("run", "tp8-canary", "--yes", "--resume")
+        assert done.returncode == 7 and "recorded as checkpoint 0001-tp8-canary-FAIL" in done.stdout, done.stdout
+    finally:
+        fleet.close()
 
 
 def _commit(repo: Path, message: str) -> str:
