@@ -88,7 +88,7 @@ class LoadSettings:
 
     rate: float = setting(0.0, at_least=0, at_most=10000, help="requests a second; 0: the users' traffic only")
     url: str = setting("", pattern=r"|https?://\S+", help="where it is sent; empty: the sglang router")
-    prompts: Path | None = setting(None, help="JSON list of {name, kind, text}; none: the built-in set")
+    prompts: Path | None = setting(None, help="JSON list of {name, kind, text} and, for a long one, repeat; none: the built-in set")
     tokens: int = setting(16, at_least=1, help="tokens generated a request")
     max_in_flight: int = setting(32, at_least=1, at_most=1024, help="requests open at once; more wait, and the wait counts")
     seed: int = setting(1, help="of arrival times and choice of prompts")

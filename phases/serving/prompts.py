@@ -24,7 +24,7 @@ class Prompt:
 
 
 def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
-    """The prompt set of a JSON file, or the built-in one.
+    """The prompt set of a JSON file, or the built-in one. `repeat` of an entry makes a long prompt of a short text.
 
     Raises:
         ServingError: naming the file and the entry that is wrong.
@@ -32,11 +32,11 @@ def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
     source = path or BUILT_IN
     try:
         rows = json.loads(source.read_text(encoding="utf-8"))
-        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), str(row["text"])) for row in rows)
+        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), str(row["text"]) * int(row.get("repeat", 1))) for row in rows)
     except OSError as fault:
         raise ServingError(f"{source} cannot be read: {fault.strerror}.", hint="Check `output.prompts`.") from None
     except (ValueError, KeyError, TypeError) as fault:
-        hint = 'It must be a JSON list of {"name", "kind", "text"}.'
+        hint = 'It must be a JSON list of {"name", "kind", "text"}, with "repeat" if wanted.'
         raise ServingError(f"{source} is not a prompt set: {type(fault).__name__} {fault}.", hint=hint) from None
     empty = [prompt.name for prompt in prompts if not prompt.text]
     if not prompts or empty or len({prompt.name for prompt in prompts}) < len(prompts):

@@ -54,7 +54,7 @@ class SideSettings:
 class OutputSettings:
     """How outputs are compared."""
 
-    prompts: Path | None = setting(None, help="JSON list of {name, kind, text}; none: the built-in set")
+    prompts: Path | None = setting(None, help="JSON list of {name, kind, text} and, for a long one, repeat; none: the built-in set")
     tokens: int = setting(32, at_least=4, help="tokens generated a prompt")
     concurrency: tuple[int, ...] = setting((1, 16), not_empty=True, help="requests in flight, each level compared")
     tie: float = setting(0.02, at_least=0, help="a token whose log-probability is this close to the best one is as good as it")

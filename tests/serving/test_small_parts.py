@@ -140,6 +140,18 @@ def test_objects_against_the_processor():
 # ---- prompts
 
 
+def test_a_short_text_repeated_is_a_long_prompt(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 3}, {"name": "b", "kind": "short", "text": "ab"}]')
+    assert [prompt.text for prompt in load_prompts(path)] == ["ababab", "ab"]
+    path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 0}]')
+    with pytest.raises(ServingError, match="empty text"):
+        load_prompts(path)
+    path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": "often"}]')
+    with pytest.raises(ServingError, match="not a prompt set"):
+        load_prompts(path)
+
+
 def test_built_in_prompts_hold_every_kind():
     prompts = load_prompts(None)
     assert {"short", "long", "json", "language"} <= {prompt.kind for prompt in prompts}
