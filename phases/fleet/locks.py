@@ -15,6 +15,12 @@ from phases.fleet.session import HostSession, Operation, op
 from phases.processes import Life, life_of
 
 
+GONE = (
+    "Its process is gone: go on with that run (the same command and `--resume`), take production back (`phase rollback`), or wait until its "
+    "lease has run out: the host goes back by itself then, and its lock goes too."
+)
+
+
 @dataclass(frozen=True)
 class LockInfo:
     """Who holds a host's lock."""
@@ -28,10 +34,14 @@ class LockInfo:
     @property
     def life(self) -> Life:
         """Whether the run that took it still runs; known only on the machine it was started on."""
-        named = re.fullmatch(r".*@(.+) pid (\d{1,9})", self.owner)
-        if named is None or named[1] != socket.gethostname():
-            return Life.UNKNOWN
-        return life_of(int(named[2]), since=time.time() - self.age)
+        return _life_of_owner(self.owner, self.age)
+
+
+def _life_of_owner(owner: str, age: float) -> Life:
+    named = re.fullmatch(r".*@(.+) pid (\d{1,9})", owner)
+    if named is None or named[1] != socket.gethostname():
+        return Life.UNKNOWN
+    return life_of(int(named[2]), since=time.time() - age)
 
 
 def owner_name() -> str:
@@ -66,8 +76,17 @@ class HostLock:
         return op("lock.acquire", token=self.token, owner=self.owner, purpose=self.purpose)
 
     def acquire(self) -> None:
-        """HostLockedError (with `.facts`: owner, purpose, age) when another run holds it."""
-        self.session.do(self.taking())
+        """HostLockedError (with `.facts`: owner, purpose, age) when another run holds it.
+
+        A run that was killed is not robbed of it: its lease stands behind the lock until the host has gone back, and whoever goes on with
+        the run needs both. The error then says what can be done at once.
+        """
+        try:
+            self.session.do(self.taking())
+        except HostLockedError as fault:
+            if _life_of_owner(fault.facts["owner"], fault.facts["age"]) is Life.GONE:  # type: ignore[attr-defined]
+                fault.hint = GONE
+            raise
         self.held = True
 
     def release(self) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from phases.errors import Exit
 from phases.fleet.errors import HostLockedError
 from phases.fleet.host import Host
-from phases.fleet.locks import HostLock, break_lock, show_lock
+from phases.fleet.locks import HostLock, break_lock, owner_name, show_lock
 from phases.fleet.releases import read_audit
 from phases.fleet.session import HostSession
 from phases.fleet.transport import connect
@@ -30,6 +30,16 @@ def test_the_second_is_told_who_holds_it_and_for_how_long(local: Host, lock: Hos
     with another(local) as session, pytest.raises(HostLockedError, match=r"lock on here: locked by .*@.* pid \d+ for test, \d+ s ago.*phase unlock") as caught:
         HostLock(session, "mine").acquire()
     assert caught.value.exit_code is Exit.LOCKED
+
+
+def test_the_second_is_told_that_the_process_of_the_first_is_gone(local: Host, session: HostSession) -> None:
+    """As after a run that was killed while its canary was under a lease: here the session lives on instead."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    HostLock(session, "killed", owner=owner_name().rpartition(" ")[0] + f" {ended.pid}").acquire()
+    with another(local) as other, pytest.raises(HostLockedError, match=r"for killed.*process is gone.*--resume.*phase rollback.*lease") as caught:
+        HostLock(other, "mine").acquire()
+    assert "Wait for it" not in str(caught.value)
 
 
 def test_only_its_own_token_releases_it(local: Host, lock: HostLock, session: HostSession) -> None:
