@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phases.clock import Clock
 from phases.errors import FleetError
 from phases.fleet.bundle import Bundle
-from phases.fleet.errors import LeaseError, ServiceError, UnreachableError
+from phases.fleet.errors import LeaseError, ServiceError, UnreachableError, code_of
 from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock
 from phases.fleet.releases import NEVER, Pushed, ReleaseStore, parse_inventory, rollback_target
-from phases.fleet.services import ServiceDriver, waiting
+from phases.fleet.services import ServiceDriver, stop, waiting
 from phases.fleet.session import HostSession, op
 
 
 PUT_BACK = "rolled back by the toolkit"  # why a lease ended, as the host records it
+GOING_BACK_SECONDS = 60.0  # for a guard's restart, beyond the time requests in flight get
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,26 @@ def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, rea
     store = ReleaseStore(session, lock)
     session.do(store.switching(goal), driver.restarting(session.host), ready_check, timeout=limit)
     return goal
+
+
+def end_service(session: HostSession, driver: ServiceDriver, clock: Clock, reason: str) -> bool:
+    """Stop a host's service for good; whether it ran.
+
+    Its lease ends first, by that very stop, so that no guard starts again what is being stopped. A restart that is under way, because a
+    lease has run out just now, is waited for. Safe to repeat.
+    """
+    limit = clock.monotonic() + driver.drain + GOING_BACK_SECONDS
+    ran = driver.status(session).running
+    while (lease := read_lease(session)) and lease.active:
+        ran = True  # or is about to
+        try:
+            Lease(session, "", lease_id=lease.id).cancel(reason, stop=True)
+        except LeaseError as fault:
+            if code_of(fault) != "lease_going_back" or clock.monotonic() > limit:
+                raise
+            clock.sleep(0.2)
+    stop(driver, session)
+    return ran
 
 
 def _short(digest: str) -> str:

@@ -76,9 +76,13 @@ class Lease:
         """The release stays and becomes last-good."""
         return _state(self.session.do(op("lease.keep", lease_id=self.id))[0])
 
-    def cancel(self, reason: str, timeout: float = 300.0) -> LeaseState:
-        """Go back now; returns when the host has (state `reverted`) or has failed to (`revert_failed`, with the reason)."""
-        return _state(self.session.do(op("lease.cancel", lease_id=self.id, reason=reason), timeout=timeout)[0])
+    def cancel(self, reason: str, timeout: float = 300.0, *, stop: bool = False) -> LeaseState:
+        """Go back now; returns when the host has (state `reverted`) or has failed to (`revert_failed`, with the reason).
+
+        Args:
+            stop: leave the service stopped rather than restart it; LeaseError while the host is in the middle of a restart.
+        """
+        return _state(self.session.do(op("lease.cancel", lease_id=self.id, reason=reason, stop=stop), timeout=timeout)[0])
 
     def observe(self) -> LeaseState | None:
         return read_lease(self.session)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from phases.fleet.deploy import push
+from phases.engine.clock import SystemClock
+from phases.fleet.deploy import end_service, push
 from phases.fleet.errors import LeaseError, ReleaseError, code_of
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, read_lease
@@ -123,6 +124,55 @@ def test_whoever_comes_back_before_its_turn_puts_it_back(worker: Worker) -> None
     eventually(lambda: worker.events()[-1] == "lease_ran_out")
     assert worker.lease.cancel("a person came").state == "reverted"
     eventually(lambda: worker.served() == worker.old.digest)
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_service_that_is_ended_takes_its_lease_along_and_nobody_starts_it_again(worker: Worker, confirmed: bool) -> None:
+    worker.arm()
+    worker.switch()
+    if confirmed:
+        worker.lease.confirm(LONG)
+    guard, pid = worker.record()["guard"]["pid"], worker.driver.status(worker.session).pid
+    assert end_service(worker.session, worker.driver, SystemClock(), "the fleet was taken down") is True
+    assert worker.record()["state"] == "reverted" and worker.record()["reason"] == "the fleet was taken down" and worker.current() == worker.old.digest
+    assert not worker.driver.status(worker.session).running and not _runs(pid) and worker.served() == ""
+    eventually(lambda: not _runs(guard))
+    assert end_service(worker.session, worker.driver, SystemClock(), "again") is False
+    assert worker.record()["reason"] == "the fleet was taken down"
+    assert Path(worker.host.root, "run/service.log").read_text().count("starting") == 2, "the old release, then the new one, and nothing since"
+
+
+class Waits(SystemClock):
+    """What ends the wait of whoever sleeps by it: a file appears."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.slept = path, 0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.path.touch()
+        super().sleep(seconds)
+
+
+def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_service_is_ended(worker: Worker, tmp_path: Path) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    slow = ["sh", "-c", 'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"', "sh", str(begun), str(go), *worker.driver.restart_argv(worker.host)]
+    worker.lease.arm(worker.new.digest, worker.old.digest, LONG, slow, worker.driver.stop_argv(worker.host))
+    worker.switch()
+    worker.run_out()
+    eventually(begun.exists)
+    clock = Waits(go)
+    assert end_service(worker.session, worker.driver, clock, "the fleet was taken down") is True
+    assert clock.slept and worker.record()["reason"].startswith("nobody confirmed") and worker.record()["state"] == "reverted"
+    assert not worker.driver.status(worker.session).running and worker.served() == ""
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process that is no zombie: those have no command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def test_a_guard_ends_with_the_host_it_guards(worker: Worker) -> None:

@@ -157,8 +157,8 @@ class Agent:
     def lease_keep(self, lease_id):
         return lease.keep(self.place, lease_id)
 
-    def lease_cancel(self, lease_id, reason):
-        return lease.cancel(self.place, lease_id, reason)
+    def lease_cancel(self, lease_id, reason, stop=False):
+        return lease.cancel(self.place, lease_id, reason, stop)
 
     def lease_show(self):
         return record.describe(self.place)

@@ -12,7 +12,7 @@ import locks
 import record
 import revert
 import store
-from place import NEVER, HostFault, boot_id, uptime, write_json
+from place import NEVER, HostFault, alive, boot_id, uptime, write_json
 
 
 def arm(place, lease_id, release, previous, window, token, restart, stop, via, command_timeout=120.0):
@@ -104,14 +104,21 @@ def keep(place, lease_id):
     return record.describe(place)
 
 
-def cancel(place, lease_id, reason):
-    """Go back now, in this process, without waiting for the guard. A lease that already went back is left as it is."""
+def cancel(place, lease_id, reason, stop=False):
+    """Go back now, in this process, without waiting for the guard. A lease that already went back is left as it is.
+
+    Args:
+        stop: the host is given up: its service is stopped rather than restarted. HostFault `lease_going_back` where somebody is in the
+            middle of a restart, whose service would come after the stop.
+    """
     with place.mutex():
         lease = record.read(place)
         if not lease or lease["id"] != lease_id:
             raise HostFault("lease_unknown", "there is no lease %s on this host" % lease_id)
         if not record.active(lease):
             return record.facts(place, lease)
+        if stop and lease["state"] == "reverting" and alive(lease["guard"]):
+            raise HostFault("lease_going_back", "the host is going back just now: %s" % lease["reason"], "Wait until it has.")
         revert.begin(place, lease, reason)
-    revert.carry_out(place, lease)
+    revert.carry_out(place, lease, stop)
     return record.describe(place)

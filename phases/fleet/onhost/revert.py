@@ -26,14 +26,14 @@ def begin(place, lease, reason):
     record.note(place, "lease_reverting", lease=lease["id"], release=lease["release"], to=lease["previous"], reason=reason, control=control.read(place))
 
 
-def carry_out(place, lease):
-    """Put `current` back and restart the service; the switch first, so that any restart, even a later one, is the old release."""
+def carry_out(place, lease, stop=False):
+    """Put `current` back and restart the service, or stop it; the switch first, so that any restart, even a later one, is the old release."""
     try:
-        if lease["previous"] != NEVER:
+        if lease["previous"] != NEVER and not stop:
             store.verify(place, lease["previous"])
         with place.mutex():
             place.set_link(place.current, lease["previous"])
-        command = lease["stop"] if lease["previous"] == NEVER else lease["restart"]
+        command = lease["stop"] if stop or lease["previous"] == NEVER else lease["restart"]
         outcome, detail = _command(command, lease["command_timeout"])
     except (HostFault, OSError) as fault:
         outcome, detail = "revert_failed", str(fault)
