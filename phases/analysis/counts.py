@@ -161,6 +161,19 @@ class ErrorTest:
         )  # fmt: skip
 
 
+def clean_requests(tolerance: float, alpha: float) -> int | None:
+    """Requests an arm needs, none of them failed in either, before the excess is known to be within `tolerance`; None: never."""
+    if tolerance <= 0:
+        return None
+    few, enough = 0, 1
+    while _rate_interval(enough, 0, 0, alpha / 2)[1] > tolerance:
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if _rate_interval(middle, 0, 0, alpha / 2)[1] <= tolerance else (middle, enough)
+    return enough
+
+
 def _rate_interval(requests: float, errors: float, incidents: float, alpha: float) -> tuple[float, float]:
     """Time-uniform interval of a rate by the Beta(1/2, 1/2)-binomial mixture, counts divided by the mean incident size."""
     from scipy.optimize import brentq  # here: a rollback, which imports this module, must not wait for it

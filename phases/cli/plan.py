@@ -86,6 +86,17 @@ def _print_forecast(expected: Forecast) -> None:
         alike.setdefault((sight.gate, f"{seen} ({sight.source})"), []).append(sight.metric)
     for (gate, seen), metrics in alike.items():
         say(f"       {gate} can see in {', '.join(metrics)}: {seen}")
+    _print_errors(expected)
+
+
+def _print_errors(expected: Forecast) -> None:
+    """A tolerance that the traffic of a bake cannot show would leave it inconclusive, however good the candidate is."""
+    if not expected.clean:
+        say("       error rates: never pass with error_tolerance 0")
+        return
+    own = f"; own requests alone are {expected.own} by the deadline" if expected.own else "; own requests (`probes`) are none"
+    few = ", the rest must be users'" if expected.own < expected.clean else ""
+    say(f"       error rates: pass after {expected.clean} requests of each arm without a failure (error_tolerance {expected.tolerance:.2%}){own}{few}")
 
 
 def _time(seconds: float) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from phases.analysis import power
+from phases.analysis.counts import clean_requests
 from phases.analysis.records import Records
 from phases.engine import journal, run_directory
 from phases.engine.closing import ledger_of
@@ -24,7 +25,7 @@ from phases.results import Results
 from phases.rollout import canary, waves
 from phases.rollout.arms import batches, like_for_like
 from phases.rollout.live import fleet_settings
-from phases.rollout.settings import JudgeSettings, MetricSettings, ProductionSettings
+from phases.rollout.settings import Design, JudgeSettings, MetricSettings, ProductionSettings
 
 REPLAYS = 100  # of an A/A recording: a plan is asked for often, and its answer is one of a few slowdowns anyway
 
@@ -64,6 +65,9 @@ class Forecast:
         moved: step by step. untouched: workers no step restarts.
         shortest, longest: from the playbook: nothing waits, or everything takes as long as it may.
         expected: from the times of an earlier run, None without one; `expected_from` names it.
+        tolerance: excess share of failed requests that is acceptable.
+        clean: requests each arm needs, none of them failed, before its error rate can pass; None: it never can.
+        own: own requests judged of each arm by the deadline; what else the workers serve counts too.
     """
 
     moved: tuple[Moved, ...]
@@ -72,6 +76,9 @@ class Forecast:
     longest: float
     expected: float | None
     expected_from: str
+    tolerance: float
+    clean: int | None
+    own: int
     sights: tuple[Sight, ...] = field(default=())
 
     @property
@@ -113,8 +120,17 @@ def forecast(run: PhaseRun, recording: Records | None = None, rate: float | None
     sights = tuple(_sight(gate, metric, judge, run.playbook, recording, rate) for gate in gates for metric in judge.metrics)
     return Forecast(
         moved, tuple(host.name for host in workers if host.name not in touched), len(gates) * judge.bake + watched,
-        restarts * once + len(gates) * judge.deadline + watched, expected, expected_from, sights,
+        restarts * once + len(gates) * judge.deadline + watched, expected, expected_from, judge.error_tolerance, clean_requests(judge.error_tolerance, judge.share), _own_requests(run), sights,
     )  # fmt: skip
+
+
+def _own_requests(run: PhaseRun) -> int:
+    judge: JudgeSettings = run.settings.judge
+    share = 1.0
+    if getattr(run.settings, "design", None) is Design.SWITCHBACK:  # half of the turns are an arm's, and of each what is left after the washout
+        turns = run.settings.turns
+        share = (1 - turns.washout / turns.period) / 2
+    return round(judge.probes * judge.deadline * share)
 
 
 def _canary(run: PhaseRun, workers: int, floor: int) -> tuple[tuple[Moved, ...], list[str], int]:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from phases.analysis import ErrorTest, Outcome
-from phases.analysis.counts import kind_of
+from phases.analysis.counts import clean_requests, kind_of
 from phases.errors import AnalysisError
 
 
@@ -34,6 +34,17 @@ def test_no_errors_pass_and_few_requests_do_not():
     looks = feed(ErrorTest("5xx"), canary=0.0, control=0.0)
     assert looks[-1].outcome is Outcome.PASS and looks[-1].high <= 0.01
     assert looks[0].outcome is Outcome.CONTINUE
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.05, 0.2])
+def test_how_many_requests_without_an_error_pass(tolerance):
+    needed = clean_requests(tolerance, 0.01)
+    for requests, outcome in ((needed - 1, Outcome.CONTINUE), (needed, Outcome.PASS)):
+        test = ErrorTest("5xx", tolerance=tolerance, alpha=0.01, min_samples=1)
+        for arm in ("canary", "control"):
+            test.add(arm, 1.0, requests=requests, errors=0)
+        assert test.look(10.0).outcome is outcome
+    assert clean_requests(0.0, 0.01) is None
 
 
 def test_4xx_are_not_5xx():

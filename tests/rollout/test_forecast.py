@@ -80,6 +80,21 @@ def test_where_nothing_is_recorded_that_is_said(fleet: LightFleet) -> None:
     assert "the candidate then serves 25% of requests" in text and "expected unknown" in text and "bake can see in e2e p50: unknown (nothing is recorded yet" in text
 
 
+def test_a_tolerance_that_the_traffic_cannot_show_is_seen_before_the_bake(fleet: LightFleet) -> None:
+    judge = "{metrics: [{metric: e2e, quantile: 0.5, margin: 0.05}], probes: 4, bake: 80, deadline: 200, error_tolerance: %s}"
+    text = re.sub(r"judge: \{metrics.*\}", "judge: JUDGE", (fleet.repo / "playbook.yaml").read_text())
+    fleet.configure(text=text.replace("JUDGE", judge % 0.01))
+    found = forecast(fleet, "tp8-canary")
+    assert 1000 < found["clean"] < 1100 and found["own"] == 800
+    assert "requests of each arm without a failure (error_tolerance 1.00%); own requests alone are 800 by the deadline, the rest must be users'" in plan(fleet, "tp8-canary").output
+    turns = "design: switchback\n    turns: {period: 10, washout: 2}\n    judge: "
+    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
+    found = forecast(fleet, "tp8-canary")
+    assert found["own"] == 320 and found["clean"] < 200 and "the rest must" not in plan(fleet, "tp8-canary").output
+    fleet.configure(text=text.replace("JUDGE", judge % 0))
+    assert forecast(fleet, "tp8-canary")["clean"] is None and "never pass with error_tolerance 0" in plan(fleet, "tp8-canary").output
+
+
 def test_an_a_a_recording_says_what_can_be_seen_and_more_traffic_sees_more(fleet: LightFleet, tmp_path: Path) -> None:
     judge = "{metrics: [{metric: e2e, quantile: 0.5, margin: 0.05}], window: 5, bake: 120, deadline: 600}"
     text = (fleet.repo / "playbook.yaml").read_text()
