@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from phases.clock import Clock
+from phases.embedded.taken_down import require_up
 from phases.errors import Exit, PhaseError, UsageError
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
@@ -40,9 +41,11 @@ def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, pro
         to: a checkpoint whose release to go to; empty: what each host records as last-good, or, when all of them run that
             already, the release before the latest full rollout.
     Raises:
-        UsageError: the checkpoint names no release that passed a full rollout. RollbackInterrupted: by Ctrl-C or a signal.
+        UsageError: the checkpoint names no release that passed a full rollout, or the fleet was taken down. RollbackInterrupted: by
+            Ctrl-C or a signal.
     """
     detected = clock.now()
+    require_up(playbook)
     try:
         with hot.hosts_of(playbook, clock, ROLLBACK_PHASE) as hosts:
             target = _release_of(playbook, to) if to else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from phases.analysis.decision import Outcome
 from phases.clock import Clock
+from phases.embedded.taken_down import require_up
 from phases.engine.phase_run import PhaseRun
 from phases.engine.session import adhoc_run
 from phases.engine.steps import StepContext
@@ -37,7 +38,10 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
     Returns:
         PASSED after a good look with `once`; ROLLED_BACK or ROLLBACK_INCOMPLETE after a regression that was rolled back;
         GATE_FAILED after one that the policy only reports; INCONCLUSIVE when one look had too little traffic, or the router was silent.
+    Raises:
+        UsageError: the embedded fleet was taken down, before or meanwhile: that is no regression.
     """
+    require_up(playbook)
     run = adhoc_run(playbook, PHASE, clock)
     settings: WatchSettings = section(run, "watch")
     with open_production(run, "watch", clock, progress) as production, own_load(run, production):
@@ -48,6 +52,7 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
                 clock.sleep(settings.judge.window)  # what was found by asking once may be over in a moment
                 verdict = _look(run, production, settings, clock, progress)
             if verdict.outcome is Outcome.FAIL:
+                require_up(playbook, going_down=True)
                 return _regression(run, production, settings, verdict, clock, progress)
             if once:
                 code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE

@@ -8,7 +8,7 @@ import click
 
 from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_blocks
 from phases.engine.clock import SystemClock
-from phases.errors import UsageError
+from phases.errors import LedgerError, UsageError
 
 
 @click.group(epilog=example("phase fleet status", "phase fleet down"))
@@ -69,16 +69,35 @@ def adopt(yes: bool, playbook_path: Path | None, as_json: bool) -> None:
 @playbook_option
 @json_option
 def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
-    """Stop the embedded fleet: its workers and its router."""
-    from phases.embedded.fleet import down as stop
+    """Stop the embedded fleet: its workers and its router.
+
+    Leases end first, so that no worker is started again. `phase status` then says when it was taken down, and by whom. Stopped half way:
+    given again, it finishes. Exit 6 while a run or a rollback is at work.
+    """
+    from phases.embedded.down import down as stop
+    from phases.engine.lock import Lock
+    from phases.engine.run_directory import state_directory
     from phases.engine.source import repository_of
 
-    playbook = load_playbook(playbook_path)
+    playbook, clock = load_playbook(playbook_path), SystemClock()
     settings = playbook.sections.get("embedded_fleet")
     if settings is None:
         raise UsageError(f"{playbook.path} has no embedded fleet.", hint="A real fleet is not stopped by this command.")
-    stopped = stop(repository_of(playbook.path), playbook.name, settings, purge=purge)
+    repo = repository_of(playbook.path)
+    with Lock(state_directory(repo), playbook.name, clock).held("phase fleet down"):
+        stopped = stop(repo, playbook.name, settings, by=_person(repo), clock=clock, progress=note, purge=purge)
     if as_json:
         print_json({"stopped": stopped})
         return
     click.echo(f"Stopped {', '.join(stopped)}." if stopped else "Nothing was running.")
+
+
+def _person(repo: Path) -> str:
+    """As git names whoever works here; where it does not, as the system does."""
+    from phases.engine.source import identity
+    from phases.fleet.locks import owner_name
+
+    try:
+        return identity(repo)
+    except LedgerError:
+        return owner_name().partition(" pid ")[0]

@@ -196,10 +196,12 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
         end = "verified" if back.verified else "INCOMPLETE: a person is needed"
         if back.state == "restored":
             end = "restored and verified"
+        elif seen.taken_down and not back.verified and not seen.left_to_restore:
+            end = f"not restored before {seen.taken_down.describe()}" + (", so that nothing is left to restore" if seen.taken_down.purged else "")
         elif back.state == "safe":
             end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
-        blocks.append(line(text, "" if back.verified else "red", bold=not back.verified))
+        blocks.append(line(text, "red" if seen.left_to_restore else "", bold=seen.left_to_restore))
     return blocks
 
 

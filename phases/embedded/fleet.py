@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phases.embedded import taken_down
 from phases.embedded.models import ModelShape
 from phases.embedded.provision import cache_directory
 from phases.engine.files import write_json
@@ -112,6 +112,7 @@ def ensure_up(
     Raises:
         ServingError: the router does not come up. FleetError: a worker does not.
     """
+    taken_down.note_start(home_of(repo, name), production.clock.now())
     _start_router(home_of(repo, name), production, progress)
     states = production.observe()
     _require_known(states)
@@ -126,26 +127,11 @@ def ensure_up(
             production.put_in(state.host)
 
 
-def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, purge: bool = False) -> list[str]:
-    """Stop all workers and the router; returns what was stopped. `purge` removes their directories too."""
-    from phases.fleet.fleet import Fleet
-    from phases.fleet.services import stop
-
-    home = home_of(repo, name)
-    if not home.exists():
-        return []
-    fleet = fleet_of(settings, repo, name)
-    stopped = []
-    with Fleet(fleet.workers(), limit=8) as hosts:
-        results = hosts.each(lambda session: stop(fleet.service.driver(session.host), session), deadline=120.0)
-        stopped = [worker for worker, result in results.items() if result.ok]
-    host = LocalHost(home / "router")
-    for server in host.left_running():
-        host.stop(server)
-        stopped.append(server.name)
-    if purge:
-        shutil.rmtree(home, ignore_errors=True)
-    return stopped
+def left_over_hosts(settings: EmbeddedFleetSettings, repo: Path, name: str) -> tuple[HostSettings, ...]:
+    """Workers that were started and that the playbook does not name any more: it asks for fewer by now."""
+    home, wanted = home_of(repo, name), sum(kind.count for kind in settings.workers)
+    others = {f"w{number}" for number in range(1, wanted + 1)} | {"router", ROUTER_METRICS}
+    return tuple(_host(worker, 1, home / worker, port) for worker, port in _known_ports(home).items() if worker not in others)
 
 
 def _host(name: str, tp: int, root: Path, port: int) -> HostSettings:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from phases.embedded import taken_down
+from phases.embedded.taken_down import TakenDown
 from phases.engine.clock import SystemClock
 from phases.engine.source import repository_of
 from phases.errors import PhaseError
@@ -66,6 +68,7 @@ class FleetWatcher:
 
     def __init__(self, playbook: Playbook) -> None:
         self.settings, self.why_not = _settings(playbook)
+        self._playbook = playbook
         self._fleet = Fleet(self.settings.workers(), limit=AT_ONCE) if self.settings else None
 
     def look(self, seconds: float) -> FleetLook:
@@ -81,6 +84,9 @@ class FleetWatcher:
         left = lambda: max(0.5, seconds + 0.5 - (time.monotonic() - begun))  # noqa: E731
         healthy, in_service = health(left()), routed(left())
         workers = tuple(_worker(host, found, healthy, in_service) for host in hosts)
+        down = taken_down.of_playbook(self._playbook)
+        if down and down.ended is None or down and down.is_down and not any(worker.serving for worker in workers):
+            return FleetLook(() if down.is_down else workers, _said(down), time.monotonic() - begun)  # of one cut short, what is left
         note = "" if in_service.value is not None or not (router.url or router.observe) else f"The router cannot be asked: {in_service.reason}"
         return FleetLook(workers, note, time.monotonic() - begun)
 
@@ -133,8 +139,14 @@ def _settings(playbook: Playbook) -> tuple[FleetSettings | None, str]:
 
     repo = repository_of(playbook.path)
     if not was_started(repo, playbook.name):
-        return None, "The embedded fleet is not running; Phase 3 starts it."
+        down = taken_down.of_playbook(playbook)
+        return None, _said(down) if down and down.started is None else "The embedded fleet is not running; Phase 3 starts it."
     return fleet_of(embedded, repo, playbook.name), ""
+
+
+def _said(down: TakenDown) -> str:
+    text = down.describe()
+    return f"{text[0].upper()}{text[1:]}{'; Phase 3 starts it again' if down.is_down else ''}."
 
 
 def _worker(host: Host, found: Results[Any], healthy: _Answer, in_service: _Answer) -> WorkerView:

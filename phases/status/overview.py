@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from phases.clock import Clock
+from phases.embedded import taken_down
+from phases.embedded.taken_down import TakenDown
 from phases.engine import live_state, progress, run_directory, session, source
 from phases.engine.journal import read as read_journal
 from phases.engine.lock import Lock, Owner, is_dead
@@ -60,6 +62,7 @@ class Overview:
     Attributes:
         running: who holds the playbook's lock on this machine. live: what that run is doing, as it last said.
         lost: what tags remember and the ledger branch does not hold any more, in words.
+        taken_down: when and by whom the embedded fleet was; None where there is none, or nobody has.
         unfinished: attempts that were cut off. exits: exit code of each phase's latest finished attempt here.
     """
 
@@ -74,6 +77,13 @@ class Overview:
     last_good: LastGood | None = None
     rolled_back: RolledBack | None = None
     lost: str = ""
+    taken_down: TakenDown | None = None
+
+    @property
+    def left_to_restore(self) -> bool:
+        """Whether the newest rollback has left something to do: not where the workers it speaks of have been taken down since."""
+        back = self.rolled_back
+        return back is not None and not back.verified and not (self.taken_down and self.taken_down.settles(back.at))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +91,7 @@ class Overview:
             "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
             "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
             "rolled_back": vars(self.rolled_back) if self.rolled_back else None, "lost": self.lost,
+            "taken_down": vars(self.taken_down) if self.taken_down else None,
         }  # fmt: skip
 
 
@@ -94,7 +105,7 @@ def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
     waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
     return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), _rolled_back(ledger, mine),
-                    lost.warning(ledger))  # fmt: skip
+                    lost.warning(ledger), taken_down.of_playbook(playbook))  # fmt: skip
 
 
 def _waiting(standing: Standing) -> Waiting:

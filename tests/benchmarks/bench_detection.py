@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from phases.analysis.decision import Outcome
-from phases.embedded.fleet import down, ensure_up
+from phases.embedded.down import down
+from phases.embedded.fleet import ensure_up
 from phases.engine.clock import SystemClock
 from phases.engine.phase_run import PhaseRun
 from phases.engine.session import adhoc_run
@@ -110,7 +111,7 @@ def main() -> None:
                 trials.append(trial(run, production, digest, options, number))
                 progress(f"repeat {number + 1}: {trials[-1]}")
     finally:
-        down(run.repo, playbook.name, playbook.sections["embedded_fleet"], purge=True)
+        down(run.repo, playbook.name, playbook.sections["embedded_fleet"], by="this benchmark", clock=SystemClock(), progress=print, purge=True)
     print_table(trials, options)
 
 

@@ -1,0 +1,114 @@
+"""Ending the embedded fleet: leases, workers, router, and with a purge their directories, in this order.
+
+A worker's lease ends before its service, so that no guard starts it again. Killed at any instant, the next call finishes it:
+each part is safe to repeat, and the directories go in one step, once nothing runs in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from phases.clock import Clock
+from phases.embedded import taken_down
+from phases.embedded.fleet import EmbeddedFleetSettings, fleet_of, home_of, left_over_hosts
+from phases.embedded.taken_down import TakenDown
+from phases.errors import FleetError
+from phases.fleet.deploy import end_service
+from phases.fleet.errors import HostLockedError
+from phases.fleet.fleet import Fleet
+from phases.fleet.host import Host
+from phases.fleet.locks import show_lock
+from phases.fleet.services import ServiceDriver
+from phases.processes import Life
+from phases.serving.host import LocalHost
+
+REASON = "the fleet was taken down"
+SECONDS = 240.0  # for all workers together, beyond the time requests in flight get
+LOOK_SECONDS = 60.0
+
+
+def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, by: str, clock: Clock, progress: Callable[[str], None], purge: bool = False) -> list[str]:
+    """Stop all workers and the router; returns what was running. The caller holds the playbook's lock: no run is at work.
+
+    Args:
+        by: who does it, for the record. purge: remove the workers' directories and ports as well.
+    Raises:
+        HostLockedError: a rollback is at work on a worker; nothing was changed.
+        FleetError: a worker could not be stopped; all others are, and nothing is removed. ServingError: the same of the router.
+    """
+    home, earlier = home_of(repo, name), taken_down.read(home_of(repo, name))
+    if earlier and earlier.ended is None:
+        progress(earlier.describe())
+    _remove_what_a_purge_left(home)
+    unfinished = earlier is not None and earlier.ended is None
+    if not home.exists() and not unfinished:
+        return []
+    begun = TakenDown(clock.now(), by)
+    running = _stop_all(home, repo, name, settings, begun, clock, progress, purge) if home.exists() else []
+    if purge and home.exists():
+        aside = home.with_name(f"{home.name}.removed.{os.getpid()}")
+        os.replace(home, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    ended = dataclasses.replace(begun, ended=clock.now(), purged=not home.exists())
+    if earlier and earlier.is_down and not running:  # it was down already; at most its directories have gone now
+        ended = dataclasses.replace(earlier, purged=ended.purged)
+    taken_down.write(home, ended)
+    return running
+
+
+def _stop_all(home: Path, repo: Path, name: str, settings: EmbeddedFleetSettings, begun: TakenDown, clock: Clock, progress: Callable[[str], None],
+              purge: bool) -> list[str]:  # fmt: skip
+    fleet = fleet_of(settings, repo, name)
+    fleet = dataclasses.replace(fleet, hosts=(*fleet.hosts, *left_over_hosts(settings, repo, name)))
+    hosts = [host for host in fleet.workers() if Path(host.root).exists()]
+    running: list[str] = []
+    failed: dict[str, str] = {}
+    with Fleet(hosts, limit=max(1, len(hosts))) as reached:
+        _require_nobody_at_work(reached)
+        taken_down.write(home, begun)
+        act = lambda session: end_service(session, fleet.service.driver(session.host), clock, REASON)  # noqa: E731
+        for worker, result in reached.each(act, deadline=SECONDS + fleet.service.drain).items():
+            if not result.ok and not (purge and _stop_without_agent(result.host, fleet.service.driver(result.host), progress)):
+                failed[worker] = result.reason
+            elif result.value is not False:
+                running.append(worker)
+    router = LocalHost(home / "router")
+    for server in router.left_running():
+        router.stop(server)
+        running.append(server.name)
+    if failed:
+        hint = "" if purge else " `phase fleet down --purge` needs less of a worker to stop it."
+        raise FleetError(f"{', '.join(failed)} could not be stopped: {'; '.join(failed.values())}",
+                         hint=f"Mend what it names, or end its processes by hand, then try again.{hint}", host=next(iter(failed)))  # fmt: skip
+    return running
+
+
+def _require_nobody_at_work(fleet: Fleet) -> None:
+    """A rollback from another terminal would start again what is stopped here. A run that was killed is in nobody's way."""
+    for result in fleet.each(show_lock, deadline=LOOK_SECONDS).values():
+        seen = result.value if result.ok else None
+        if seen is not None and not seen.orphan and seen.life is Life.ALIVE:
+            raise HostLockedError(f"locked by {seen.owner} for {seen.purpose}, {seen.age:.0f} s ago.", hint="Wait for it or stop it, then try again.",
+                                  host=result.host.name)  # fmt: skip
+
+
+def _stop_without_agent(host: Host, driver: ServiceDriver, progress: Callable[[str], None]) -> bool:
+    """The worker's own stop command, as its guard would call it: for a worker whose records are damaged, and which is to be removed."""
+    try:
+        done = subprocess.run(driver.stop_argv(host), stdin=subprocess.DEVNULL, capture_output=True, timeout=driver.drain + 60.0, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    if done.returncode == 0:
+        progress(f"{host.name}: its records cannot be read; stopped by what its service left")
+    return done.returncode == 0
+
+
+def _remove_what_a_purge_left(home: Path) -> None:
+    for path in home.parent.glob(f"{glob.escape(home.name)}.removed.*"):
+        shutil.rmtree(path, ignore_errors=True)
