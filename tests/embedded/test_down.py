@@ -26,13 +26,14 @@ from phases.engine.run_directory import state_directory
 from phases.errors import UsageError
 from phases.fleet.lease import read_lease
 from phases.fleet.services import ProcessDriver
+from phases.processes import Life, life_of
 from phases.serving.host import LocalHost
 from phases.verdict import Verdict
 from tests.cli.conftest import Phase
 from tests.embedded.test_plan_is_pure import CANARY, PRODUCTION
 from tests.engine.conftest import Repository
 from tests.fleet.sshfleet import end_processes_of
-from tests.fleet.worker import LONG, Worker
+from tests.fleet.worker import LONG, Worker, eventually
 from tests.status.test_status import _record
 
 pytestmark = pytest.mark.fleet
@@ -109,12 +110,10 @@ def test_leases_end_with_their_services_and_status_tells_when_and_by_whom(small:
     assert small.phase("fleet", "down").stdout == "Stopped w1, w2, router.\n"
     assert small.running() == [] and small.workers[0].record()["reason"] == "the fleet was taken down"
     assert small.workers[0].current() == small.workers[0].old.digest and "lease_reverted" in small.workers[0].events()
-    until = time.monotonic() + 200
-    while Path(f"/proc/{guard}").exists() and Path(f"/proc/{guard}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < until, "its guard goes on"
-        time.sleep(0.05)
-    said = "taken down 2" in small.phase("fleet", "status").stdout and "by Ada <ada@example.org>; Phase 3 starts it again." in small.phase("status").stdout
-    assert said and "does not answer" not in small.phase("status").stdout
+    eventually(lambda: life_of(guard) is Life.GONE)
+    assert "The fleet was taken down 2" in small.phase("fleet", "status").stdout
+    shown = small.phase("status").stdout
+    assert "by Ada <ada@example.org>; Phase 3 starts it again." in shown and "does not answer" not in shown
     first = small.phase.json("status")["taken_down"]
     assert small.phase("fleet", "down").stdout == "Nothing was running.\n" and small.phase.json("status")["taken_down"] == first
     assert small.phase("fleet", "down", "--purge").stdout == "Nothing was running.\n" and not small.home.exists()
