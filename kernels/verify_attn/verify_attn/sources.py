@@ -46,6 +46,9 @@ LIBRARIES = (
     Library("hopper", "nvcc", ("cuda/hopper.cu",), (*_CUDA, "cuda/hopper_load.cuh", "cuda/hopper_merge.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_store.cuh", "cuda/hopper_tile.cuh",
              "cuda/hopper_work.cuh"),
             ("hopper",), ("sm_90a",)),
+    Library("hopper_rows", "nvcc", ("cuda/hopper_rows.cu",), (*_CUDA, "cuda/hopper_ptx.cuh", "cuda/hopper_rows_load.cuh", "cuda/hopper_rows_merge.cuh",
+             "cuda/hopper_rows_ptx.cuh", "cuda/hopper_rows_tile.cuh", "cuda/hopper_work.cuh"),
+            ("hopper_rows",), ("sm_90a",)),
 )
 
 

@@ -1,0 +1,156 @@
+// hopper_rows: bf16/fp16 tree-verify MLA attention for sm_90a (wgmma), latent 512 + rope 64, for many query rows a stream.
+//
+// Many rows fill 64-row matrix tiles, and rows on wgmma's M cost less shared-memory traffic and a cheaper softmax than keys on M (variant
+// hopper). Of use from several hundred rows (heads * q) a stream on: on an H200 as fast as hopper at 520, 1.28 times as fast at 2112.
+//   S[64 rows x 64 keys]   = Q[64 x 576] * K^T         A = Q, B = key tile, both K-major in 128-byte swizzle
+//   O[64 rows x 256] each += P[64 x 64] * V            A = P in registers, B = half of the columns of the same key tile read N-major
+// One block per multiprocessor: two consumer warpgroups, a producer warpgroup that gathers key rows with cp.async (any page size), Q and two
+// 64-key buffers in shared memory. Consumer g owns the tiles of buffer g: S and softmax; P stays in its registers and goes through shared
+// memory to the same threads of the other consumer, and each accumulates its half of O.
+// Softmax is online in base 2 with a lazy reference, as in variant hopper: it moves only when a score exceeds it by more than 2^8.
+//
+// hopper_work.cuh has the work list (shared with variant hopper), hopper_rows_load.cuh the layout of shared memory and the producer,
+// hopper_rows_tile.cuh the tiles in the consumers, hopper_rows_merge.cuh what becomes of an item and the merge of KV splits.
+#include "host.cuh"
+#include "hopper_rows_merge.cuh"
+
+namespace va {
+namespace rows {
+namespace {
+
+constexpr int kThreads = kConsumers + 128;
+// Together what the launch hands out: 384 threads of 168.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
+
+template <typename T, int kGroup>
+__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, const Workspace &ws) {
+  Item *items = reinterpret_cast<Item *>(shared + Shared::kItems);
+  bool deals = kGroup == 1 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
+  Dealer<kRows> dealer;
+  Turn turn;
+  auto deal = [&](int at) {
+    dealer.deal(p, plan, &items[at]);
+    __syncwarp();
+    if (speaks) barrier_arrive(kBase + Shared::kDealt + at * 8);
+  };
+  if (deals) dealer.open(p, plan), deal(0);
+  sync_threads(kAll, kConsumers);
+  uint32_t q_parity = 0;
+  for (int k = 0;; q_parity ^= 1) {
+    const Item &item = items[k];
+    k = k == 2 ? 0 : k + 1;  // three slots: some threads may still look at the item before
+    if (item.kind == kEnd) break;
+    if (deals) deal(k);
+    if (item.kind == kMerge) {
+      merge<T>(p, item, ws, reinterpret_cast<float *>(shared));
+      continue;
+    }
+    float o[4][32] = {};
+    Rows state{{-INFINITY, -INFINITY}, {0.f, 0.f}};
+    Run<T, kGroup>{p, plan, item, shared, q_parity, p.scale * kLog2e}.attend(turn, state, o);
+    bool whole = item.parts == 1;
+    if (whole) store_whole<T>(p, item, shared, state, o);
+    if (speaks) barrier_arrive(kBase + Shared::kDrained);
+    if (!whole) store_part(item, ws, state, o);
+  }
+}
+
+__device__ __forceinline__ void init_barriers(char *shared) {
+  if (shared_address(shared) != kBase) __trap();
+  for (int i = 0; i < 2 * kParts; ++i)  // only the owner reads the rope columns
+    barrier_init(kBase + Shared::kFull + i * 8, 128), barrier_init(kBase + Shared::kEmpty + i * 8, i % kParts ? 8 : 4);
+  for (int i = 0; i < 3; ++i) barrier_init(kBase + Shared::kDealt + i * 8, 1);
+  for (int i = 0; i < 2; ++i) barrier_init(kBase + Shared::kReady + i * 8, 4);
+  barrier_init(kBase + Shared::kQFull, 128), barrier_init(kBase + Shared::kDrained, 8);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    hopper_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout layout) {
+  extern __shared__ __align__(1024) char shared[];
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  char *at = static_cast<char *>(p.workspace);
+  Workspace ws{reinterpret_cast<unsigned *>(at), reinterpret_cast<float2 *>(at + layout.kStatesAt), reinterpret_cast<uint4 *>(at + layout.values())};
+  if (threadIdx.x >= kConsumers) {
+    give_registers<kProducerRegisters>();
+    produce<T>(p, plan, reinterpret_cast<const Item *>(shared + Shared::kItems));
+  } else {
+    take_registers<kConsumerRegisters>();
+    if (threadIdx.x < 128) consume<T, 0>(p, plan, shared, ws);
+    else consume<T, 1>(p, plan, shared, ws);
+  }
+}
+
+// ---- host ---------------------------------------------------------------------------------------------------------
+
+Plan plan_of(const Params *p) {
+  Plan plan;
+  int units = multiprocessors() ? multiprocessors() : 132;
+  plan.row_tiles = static_cast<int>(ceil_div(int64_t(p->heads) * p->max_q, kRows));
+  plan.lanes = plan.row_tiles < units ? plan.row_tiles : units;
+  plan.groups = units / plan.lanes;
+  plan.unit = p->chunk ? p->chunk : kTile;
+  plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
+  plan.key_parts = p->num_splits;
+  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
+  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
+  return plan;
+}
+
+/* With one group nothing is split, and there are no partial results. */
+int64_t slots_of(const Params *p, const Plan &plan) {
+  if (plan.chunks) return int64_t(p->streams) * plan.row_tiles * plan.chunks;
+  return plan.groups > 1 ? int64_t(plan.groups) * plan.row_tiles * 2 : 0;
+}
+
+template <typename T> int launch(const Params *p) {
+  Plan plan = plan_of(p);
+  Layout layout{slots_of(p, plan)};
+  if (!p->workspace || p->workspace_bytes < layout.bytes())
+    return fail("hopper_rows: workspace of %lld bytes, needs %lld", (long long)p->workspace_bytes, (long long)layout.bytes());
+  auto kernel = hopper_rows_kernel<T>;
+  if (int failed = allow_shared(kernel, Shared::kBytes, "hopper_rows")) return failed;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = Shared::kBytes, config.stream = static_cast<cudaStream_t>(p->stream);
+  cudaLaunchAttribute cooperative = {};
+  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
+  config.attrs = &cooperative, config.numAttrs = 1;
+  cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
+  return status == cudaSuccess ? 0 : fail("hopper_rows: %s", cudaGetErrorString(status));
+}
+
+}  // namespace
+}  // namespace rows
+}  // namespace va
+
+extern "C" int64_t verify_attn_hopper_rows_workspace(const verify_attn_params *p) {
+  return va::rows::Layout{va::rows::slots_of(p, va::rows::plan_of(p))}.bytes();
+}
+
+extern "C" const char *verify_attn_hopper_rows_refuse(const verify_attn_params *p) {
+  using namespace va;
+  if (const char *reason = refuse_common(p)) return reason;
+  if (p->dtype != VA_BFLOAT16 && p->dtype != VA_FLOAT16) return "bfloat16 or float16 only";
+  if (p->latent_dim != rows::kLatent || p->rope_dim != 64)
+    return refusal("written for latent 512 + rope 64, not %d + %d", p->latent_dim, p->rope_dim);
+  if (p->kv_row_stride % 8 || (p->draft_kv && p->draft_row_stride % 8)) return "row strides must be multiples of 8 elements";
+  if (reinterpret_cast<uintptr_t>(p->kv_pool) % 16 || reinterpret_cast<uintptr_t>(p->q) % 16 ||
+      reinterpret_cast<uintptr_t>(p->draft_kv) % 16)
+    return "q, kv_pool and draft_kv must be aligned to 16 bytes";
+  hopper::Plan plan = rows::plan_of(p);
+  constexpr int kMost = 700;  // the states of as many parts fit in shared memory
+  if (plan.chunks > kMost) return refusal("%d chunks a stream, at most %d: use larger chunks", plan.chunks, kMost);
+  if (plan.chunks && int64_t(p->streams) * plan.row_tiles > hopper::kCounters)
+    return refusal("%d streams of %d row tiles in chunk mode, at most %d together", p->streams, plan.row_tiles, hopper::kCounters);
+  return nullptr;
+}
+
+extern "C" int verify_attn_hopper_rows_run(const verify_attn_params *p) {
+  if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
+  if (p->dtype == VA_FLOAT16) return va::rows::launch<__half>(p);
+  return va::rows::launch<__nv_bfloat16>(p);
+}

@@ -1,0 +1,152 @@
+// The producer side of the `hopper_rows` variant: where operands live in shared memory, and the warpgroup that gathers them there.
+//
+// A tile (64 keys x 576 columns) is loaded, awaited and freed in five parts: the rope columns, which only S reads, and four pairs of 64-column
+// chunks k and k + 4, which O of the two consumers frees together. So the first part of a tile is under way while the last one of the tile
+// that had its place is still in use.
+#pragma once
+#include "hopper_rows_ptx.cuh"
+#include "hopper_work.cuh"
+
+namespace va {
+namespace rows {
+
+constexpr int kRows = 64, kLatent = 512, kRow = 576, kParts = 5;
+constexpr int kConsumers = 256, kAll = 1;  // threads of both consumer warpgroups, and their named barrier
+// Where dynamic shared memory starts in a kernel without static shared memory (checked at run time).
+constexpr uint32_t kBase = 1024;
+
+/* Shared memory, offsets in bytes; every operand starts at a multiple of 1024. */
+struct Shared {
+  static constexpr int kQ = 0, kTiles = 73728, kProbs = 3 * 73728, kMisc = kProbs + 8192;  // kProbs: P of the last tile, as a thread's registers
+  static constexpr int kFull = kMisc, kEmpty = kMisc + 80;  // mbarriers [buffer][part]
+  static constexpr int kQFull = kMisc + 160, kDrained = kMisc + 168, kDealt = kMisc + 176, kReady = kMisc + 200;
+  static constexpr int kMoved = kMisc + 216, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
+  static constexpr int kReference = kAlpha + 512, kSums = kReference + 512, kBytes = kSums + 512;
+  static_assert(kBytes <= 232448, "more than a block can have");
+
+  static __device__ __forceinline__ int tile(int buffer) { return kTiles + buffer * 73728; }
+};
+
+/* Tiles done so far by this block: the buffer, which is also the owner, and the parity of its mbarriers. */
+struct Turn {
+  int count = 0;
+  __device__ __forceinline__ int buffer() const { return count & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return (count >> 1) & 1; }
+};
+
+constexpr int kNoKey = INT32_MIN;
+
+/* Entry of a table of indices, of 64-bit ones the low half (they are below 2^31). Volatile: asked for here, whenever it is used. */
+__device__ __forceinline__ int load_entry_now(const void *table, int64_t i, int wide) {
+  int found;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(found) : "l"(static_cast<const int *>(table) + (i << wide)) : "memory");
+  return found;
+}
+
+/* Ask where key k is: its slot's page, -1 - token for a draft row beside the pool, or kNoKey. `settle` makes a slot of it. */
+__device__ __forceinline__ int ask_for(const Params &p, const Plan &plan, const Item &item, int k) {
+  if (k >= item.key_end) return kNoKey;
+  bool draft = k >= item.prefix;
+  int token = item.q_begin + k - item.prefix;
+  if (draft && p.draft_kv) return -1 - token;
+  int page = p.page_size == 1 ? k : __umulhi(k, plan.page_reciprocal);
+  return load_entry_now(draft ? p.draft_slots : p.kv_indices, draft ? token : item.page_begin + page, p.index64);
+}
+
+__device__ __forceinline__ int settle(const Params &p, const Plan &plan, const Item &item, int k, int found) {
+  if (p.page_size == 1 || found < 0 || k >= item.prefix) return found;
+  return (found - int(__umulhi(k, plan.page_reciprocal))) * p.page_size + k;
+}
+
+template <typename T> __device__ __forceinline__ const char *row_at(const Params &p, int place) {
+  if (place < 0 && place != kNoKey)
+    return reinterpret_cast<const char *>(static_cast<const T *>(p.draft_kv) + (-1 - place) * p.draft_row_stride);
+  return reinterpret_cast<const char *>(static_cast<const T *>(p.kv_pool) + (place == kNoKey ? 0 : place) * p.kv_row_stride);
+}
+
+/* Q rows of the item; rows past its end become zero. */
+template <typename T> __device__ __forceinline__ void copy_q(const Params &p, const Item &item) {
+  int thread = threadIdx.x & 127, piece = thread & 7, rows = item.rows;
+  const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
+#pragma unroll 1
+  for (int n = thread >> 3; n < kRows; n += 16) {
+    bool valid = n < rows;
+    const char *from = q + (valid ? n : 0) * (kRow * 2);
+    uint32_t to = kBase + Shared::kQ + n * 128 + ((piece ^ (n & 7)) << 4);
+#pragma unroll
+    for (int c = 0; c < 9; ++c) copy16(to + c * 8192, from + c * 128, valid ? 16 : 0);
+  }
+  barrier_arrive_after_copies(kBase + Shared::kQFull);
+}
+
+/* Where the thread's 16-byte pieces of a tile come from: rows 4 * i + lane / 8 of the warp's 16. */
+struct Sources {
+  const char *from[4];
+  unsigned none;  // bit i: row i is past the end, zeros
+};
+
+/* Lane `first` + r knows where the warp's row r is. */
+template <typename T> __device__ __forceinline__ Sources locate(const Params &p, int place, int first) {
+  Sources s;
+  s.none = 0;
+  int row = (threadIdx.x & 31) >> 3, piece = threadIdx.x & 7;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    int at = __shfl_sync(~0u, place, first + i * 4 + row);
+    if (at == kNoKey) s.none |= 1u << i;
+    s.from[i] = row_at<T>(p, at) + piece * 16;
+  }
+  return s;
+}
+
+/* Part 0 of a tile: the rope columns; part k: chunks k - 1 and k + 3. */
+template <int kPart> __device__ __forceinline__ void copy_part(const Sources &s, Turn turn) {
+  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7, buffer = turn.buffer();
+  uint32_t to = kBase + Shared::tile(buffer) + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
+  barrier_wait(kBase + Shared::kEmpty + buffer * 40 + kPart * 8, turn.parity() ^ 1);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int k = 0; k < (kPart ? 2 : 1); ++k) {
+      const int c = kPart ? k * 4 + kPart - 1 : 8;
+      copy16((i & 1 ? to ^ 64 : to) + i * 512 + c * 8192, s.from[i] + c * 128, s.none >> i & 1 ? 0 : 16);
+    }
+  }
+  barrier_arrive_after_copies(kBase + Shared::kFull + buffer * 40 + kPart * 8);
+}
+
+__device__ __forceinline__ void copy_tile(const Sources &s, Turn &turn) {
+  copy_part<0>(s, turn);
+  copy_part<1>(s, turn);
+  copy_part<2>(s, turn);
+  copy_part<3>(s, turn);
+  copy_part<4>(s, turn);
+  ++turn.count;
+}
+
+/* The producer warpgroup: Q, then the tiles, two by two, of one item after the other. A lane knows where one of the warp's rows of the two tiles
+ * is; the next two tiles' are asked for before the copies that they would otherwise wait behind. */
+template <typename T> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
+  int lane = threadIdx.x & 31, row = ((threadIdx.x & 127) >> 5) * 16 + (lane & 15) + (lane & 16) * 4;
+  Turn turn;
+#pragma unroll 1
+  for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
+    const Item &item = items[at];
+    barrier_wait(kBase + Shared::kDealt + at * 8, (k / 3) & 1);
+    if (item.kind != kCompute) break;
+    int key = item.key_begin, end = item.key_end, found = ask_for(p, plan, item, key + row);
+    if (k) barrier_wait(kBase + Shared::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
+    copy_q<T>(p, item);
+#pragma unroll 1
+    for (; key < end; key += 2 * kTile) {
+      int place = settle(p, plan, item, key + row, found);
+      const Sources first = locate<T>(p, place, 0);
+      found = ask_for(p, plan, item, key + 2 * kTile + row);
+      copy_tile(first, turn);
+      if (key + kTile < end) copy_tile(locate<T>(p, place, 16), turn);
+    }
+  }
+}
+
+}  // namespace rows
+}  // namespace va
