@@ -14,6 +14,10 @@
 // 8 (P stays below 256 = exact in range), so the cross-warp maximum and the rescaling of O are rare. Sums stay per thread
 // until the item ends.
 //
+// What a short prefix pays for is latency: cold loads that depend on one another (lengths, page numbers, rows) and cold code, about 6
+// clocks an instruction. So a block mostly has one item, which each of its warps works out for itself from one round of loads; the producer
+// has the first page numbers before the block has met for the first time, and the consumers load Q meanwhile.
+//
 // hopper_work.cuh has the work list, hopper_load.cuh the layout of shared memory and the producer, hopper_tile.cuh a tile in the
 // consumers, hopper_store.cuh what becomes of an item, hopper_merge.cuh the merge of KV splits in the same launch.
 #include "host.cuh"
@@ -26,11 +30,11 @@ namespace {
 
 constexpr int kThreads = kMergers + 128;
 // Together what the launch hands out: 384 threads of 168.
-constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
 
 template <typename T, int kRows>
-__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, Workspace ws) {
+__device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, Workspace ws, bool alone) {
   using S = Shared<kRows>;
   Item *items = reinterpret_cast<Item *>(shared + S::kItems);
   bool deals = threadIdx.x >= 128 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
@@ -41,63 +45,94 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     __syncwarp();
     if (speaks) barrier_arrive(kBase + S::kDealt + at * 8);
   };
-  if (deals) dealer.open(p, plan), deal(0);
-  sync_threads(kAll, kMergers);
+  if (!alone) {
+    if (deals) dealer.open(p, plan), deal(0);
+    sync_threads(kAll, kMergers);
+  }
   uint32_t q_parity = 0;
   for (int k = 0;; q_parity ^= 1) {
     const Item &item = items[k];
     k = k == 2 ? 0 : k + 1;  // three slots: some threads may still look at the item before
     if (item.kind == kEnd) break;
-    if (deals) deal(k);
+    if (deals && !alone) deal(k);
     if (item.kind == kMerge) {
       merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
       continue;
     }
+    copy_q<T, kRows>(p, item);
     float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
     for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count)
       tile<T, kRows>(p, plan, item, shared, key, turn, q_parity, o, sum);
-    finish_rows<kRows>(p, item, ws, shared, sum);
     bool whole = item.parts == 1;
+    int exponent = whole ? 0 : exponent_of<kRows>(o);
+    sum_rows<kRows>(shared, exponent, sum);
+    finish_rows<kRows>(p, item, ws, shared);
+    if (!whole) store_part<kRows>(item, ws, exponent, o);
+    sync_threads(kAll, kMergers);
     if (whole) store_whole<T, kRows>(p, item, shared, o);
+    else arrive_part(item, ws);
+    if (alone) {
+      if (!whole) merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
+      break;
+    }
     if (speaks) barrier_arrive(kBase + S::kDrained);
-    if (!whole) store_part<kRows>(item, ws, o);
   }
 }
 
+template <int kRows> __device__ __forceinline__ void init_barriers(char *shared) {
+  using S = Shared<kRows>;
+  if (shared_address(shared) != kBase) __trap();
+  for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
+  for (int i = 0; i < 3; ++i) barrier_init(kBase + S::kDealt + i * 8, 1);
+  barrier_init(kBase + S::kQFull, kMergers), barrier_init(kBase + S::kDrained, 8);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* Every warp finds the block's item for itself: handing it on would cost as much again. The kernel may be launched while the one
+ * before it ends (see launch); nothing is read from global memory before the wait for that. */
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     hopper_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout<kRows> layout) {
   using S = Shared<kRows>;
   extern __shared__ __align__(1024) char shared[];
-  if (threadIdx.x == 0) {
-    if (shared_address(shared) != kBase) __trap();
-    for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
-    for (int i = 0; i < 3; ++i) barrier_init(kBase + S::kDealt + i * 8, 1);
-    barrier_init(kBase + S::kQFull, 128), barrier_init(kBase + S::kDrained, 8);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  Item *items = reinterpret_cast<Item *>(shared + S::kItems);
+  if (threadIdx.x == 0) init_barriers<kRows>(shared);
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  Streams streams;
+  Share share;
+  int worker = quotient(blockIdx.x, plan.lanes), row_tile = blockIdx.x - worker * plan.lanes;
+  streams.look(p, 0);
+  bool alone = share_streams(p, plan, streams, worker, share);
+  int place = kNoKey;
+  if (alone) {
+    Item item = only_item<kRows>(p, plan, streams, share, worker, row_tile);
+    if (threadIdx.x >= kMergers && p.page_size == 1) place = find_slot(p, item, item.key_begin + row_of_thread());
+    if (threadIdx.x == 128) items[0] = item;
   }
   __syncthreads();
   if (threadIdx.x >= kMergers) {
     give_registers<kProducerRegisters>();
-    return produce<T, kRows>(p, plan, reinterpret_cast<const Item *>(shared + S::kItems));
+    produce<T, kRows>(p, plan, items, alone, place);
+  } else {
+    take_registers<kConsumerRegisters>();
+    char *ws = static_cast<char *>(p.workspace);
+    consume<T, kRows>(p, plan, shared, Workspace{reinterpret_cast<unsigned *>(ws), reinterpret_cast<float2 *>(ws + layout.kStates),
+                                                reinterpret_cast<uint4 *>(ws + layout.values())}, alone);
   }
-  take_registers<kConsumerRegisters>();
-  char *ws = static_cast<char *>(p.workspace);
-  consume<T, kRows>(p, plan, shared, Workspace{reinterpret_cast<unsigned *>(ws), reinterpret_cast<float2 *>(ws + layout.kStates),
-                                              reinterpret_cast<uint4 *>(ws + layout.values())});
 }
 
 // ---- host ---------------------------------------------------------------------------------------------------------
 
 int64_t units_of(const Params *p) { return p->streams * ceil_div(int64_t(p->max_prefix) + p->max_q, kTile); }
 
-/* Rows of a row tile: few rows mean small partial results to merge, many rows fewer passes over the keys. Clocks measured. */
+/* Rows of a row tile: few rows mean small partial results to merge, many rows fewer passes over the keys. Clocks measured; of the four
+ * sizes this rule takes the fastest measured one at each of the shapes in NOTES.md. */
 int rows_a_tile(const Params *p) {
-  const int sizes[3] = {24, 48, 72}, tile[3] = {3000, 3700, 4400}, merge = 250;
+  const int sizes[4] = {24, 40, 48, 72}, tile[4] = {3000, 3400, 3700, 4400}, merge = 250;
   int blocks = multiprocessors() ? multiprocessors() : 132, best = 72;
   if (p->chunk) return 72;  // which rows share a tile must not depend on the batch
   int64_t rows = int64_t(p->heads) * p->max_q, least = INT64_MAX;
-  for (int i = 2; i >= 0; --i) {
+  for (int i = 3; i >= 0; --i) {
     int64_t tiles = ceil_div(rows, sizes[i]), lanes = tiles < blocks ? tiles : blocks, groups = blocks / lanes;
     int64_t cost = ceil_div(tiles, lanes) * ceil_div(units_of(p), groups) * tile[i] + (groups > 1) * merge * sizes[i];
     if (cost < least) least = cost, best = sizes[i];
@@ -133,9 +168,11 @@ template <typename T, int kRows> int launch(const Params *p) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = Shared<kRows>::kBytes, config.stream = static_cast<cudaStream_t>(p->stream);
-  cudaLaunchAttribute cooperative = {};
-  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
-  config.attrs = &cooperative, config.numAttrs = 1;
+  // Cooperative: blocks wait for each other. Programmatic: the launch overlaps with the end of the kernel before, for which this one waits.
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeCooperative, attributes[1].val.cooperative = 1;
+  config.attrs = attributes, config.numAttrs = 2;
   cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
   return status == cudaSuccess ? 0 : fail("hopper: %s", cudaGetErrorString(status));
 }
@@ -143,6 +180,7 @@ template <typename T, int kRows> int launch(const Params *p) {
 template <typename T> int launch_rows(const Params *p) {
   switch (rows_a_tile(p)) {
     case 24: return launch<T, 24>(p);
+    case 40: return launch<T, 40>(p);
     case 48: return launch<T, 48>(p);
     default: return launch<T, 72>(p);
   }
@@ -156,7 +194,12 @@ extern "C" int64_t verify_attn_hopper_workspace(const verify_attn_params *p) {
   using namespace va::hopper;
   int rows = rows_a_tile(p);
   int64_t slots = slots_of(p, plan_of(p, rows));
-  return rows == 24 ? Layout<24>{slots}.bytes() : rows == 48 ? Layout<48>{slots}.bytes() : Layout<72>{slots}.bytes();
+  switch (rows) {
+    case 24: return Layout<24>{slots}.bytes();
+    case 40: return Layout<40>{slots}.bytes();
+    case 48: return Layout<48>{slots}.bytes();
+    default: return Layout<72>{slots}.bytes();
+  }
 }
 
 extern "C" const char *verify_attn_hopper_refuse(const verify_attn_params *p) {

@@ -38,16 +38,23 @@ struct Turn {
 
 constexpr int kNoKey = INT32_MIN;
 
-/* Where key k is: a pool slot, -1 - token for a draft row beside the pool, or kNoKey. */
+/* Where key k is: a pool slot, -1 - token for a draft row beside the pool, or kNoKey. One load, whatever the key. */
 __device__ __forceinline__ int find_key(const Params &p, const Plan &plan, const Item &item, int k) {
+  bool draft = k >= item.prefix, slots = p.page_size == 1 || draft;
+  int token = item.q_begin + k - item.prefix, page = slots ? k : __umulhi(k, plan.page_reciprocal);
   if (k >= item.key_end) return kNoKey;
-  if (k >= item.prefix) {
-    int token = item.q_begin + k - item.prefix;
-    return p.draft_kv ? -1 - token : static_cast<int>(load_index(p.draft_slots, token, p.index64));
-  }
-  if (p.page_size == 1) return static_cast<int>(load_index(p.kv_indices, item.page_begin + k, p.index64));
-  int page = __umulhi(k, plan.page_reciprocal);
-  return static_cast<int>(load_index(p.kv_indices, item.page_begin + page, p.index64)) * p.page_size + k - page * p.page_size;
+  if (draft && p.draft_kv) return -1 - token;
+  int found = load_entry(draft ? p.draft_slots : p.kv_indices, draft ? token : int(item.page_begin) + page, p.index64);
+  return slots ? found : found * p.page_size + k - page * p.page_size;
+}
+
+/* The same with pages of one slot, where it is what the load brings: nothing waits for that here. */
+__device__ __forceinline__ int find_slot(const Params &p, const Item &item, int k) {
+  bool draft = k >= item.prefix;
+  int token = item.q_begin + k - item.prefix;
+  if (k >= item.key_end) return kNoKey;
+  if (draft && p.draft_kv) return -1 - token;
+  return load_entry(draft ? p.draft_slots : p.kv_indices, draft ? token : int(item.page_begin) + k, p.index64);
 }
 
 template <typename T> __device__ __forceinline__ const char *row_at(const Params &p, int place) {
@@ -56,12 +63,12 @@ template <typename T> __device__ __forceinline__ const char *row_at(const Params
   return reinterpret_cast<const char *>(static_cast<const T *>(p.kv_pool) + (place == kNoKey ? 0 : place) * p.kv_row_stride);
 }
 
-/* Q rows of the item; rows past its end become zero. */
+/* Q rows of the item, by the consumers; rows past its end become zero. */
 template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Params &p, const Item &item) {
-  int thread = threadIdx.x & 127, piece = thread & 7, rows = item.rows;
+  int piece = threadIdx.x & 7, rows = item.rows;
   const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
 #pragma unroll 1
-  for (int n = thread >> 3; n < kRows; n += 16) {
+  for (int n = threadIdx.x >> 3; n < kRows; n += kMergers / 8) {
     bool valid = n < rows;
     const char *from = q + (valid ? n : 0) * (kRow * 2);
     uint32_t to = kBase + n * 128 + ((piece ^ (n & 7)) << 4);
@@ -87,30 +94,45 @@ __device__ __forceinline__ void copy_chunks(const Params &p, int place, int buff
   }
 }
 
-/* The producer warpgroup: Q, then the tiles, of one item after the other. */
-template <typename T, int kRows> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
+/* Start fetching the row of the lanes that have one from memory to L2. */
+template <typename T> __device__ __forceinline__ void prefetch_row(const Params &p, int place) {
+  if (place >= 0 && (threadIdx.x & 31) < 16)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row_at<T>(p, place)), "n"(kRow * 2) : "memory");
+}
+
+/* The key of a tile whose place this thread looks up: lanes 0 to 15 have the warp's rows. */
+__device__ __forceinline__ int row_of_thread() { return ((threadIdx.x & 127) >> 5) * 16 + (threadIdx.x & 15); }
+
+/* The producer warpgroup: the tiles of one item after the other. If the block has but one (`alone`), that is known and
+ * `place` is where the first tile's row lies. */
+template <typename T, int kRows>
+__device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items, bool alone, int place) {
   using S = Shared<kRows>;
-  int thread = threadIdx.x & 127, row = (thread >> 5) * 16 + (thread & 15);
+  int row = row_of_thread();
   Turn turn;
+#pragma unroll 1
   for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
     const Item &item = items[at];
-    barrier_wait(kBase + S::kDealt + at * 8, (k / 3) & 1);
+    if (!alone) barrier_wait(kBase + S::kDealt + at * 8, (k / 3) & 1);
     if (item.kind != kCompute) return;
-    int key = item.key_begin, end = item.key_end, place = find_key(p, plan, item, key + row);
+    int key = item.key_begin, end = item.key_end;
+    if (!alone || p.page_size != 1) place = find_key(p, plan, item, key + row);
     if (k) barrier_wait(kBase + S::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
-    copy_q<T, kRows>(p, item);
+#pragma unroll 1
     for (; key < end; ++turn.count) {
       int buffer = turn.buffer();
       uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
+      key += kTile;
+      int next = find_key(p, plan, item, key + row);
       barrier_wait(empty, turn.parity() ^ 1);
       copy_chunks<T, kRows, 0, 4>(p, place, buffer);
       barrier_arrive_after_copies(full);
       barrier_wait(empty + 8, turn.parity() ^ 1);
       copy_chunks<T, kRows, 4, 9>(p, place, buffer);
       barrier_arrive_after_copies(full + 8);
-      key += kTile;
-      if (key < end) place = find_key(p, plan, item, key + row);
+      place = next;
     }
+    if (alone) return;
   }
 }
 

@@ -1,9 +1,11 @@
 // Merging of the partial results of the `hopper` variant inside the launch that made them.
 //
 // All blocks are resident (cooperative launch). Each writes its partial results, counts itself in, waits for the other
-// parts of the row tile and merges its own 1/parts of the elements, always adding in part order: reruns give the same bits.
-// Values travel as fp16 under one power of two a warp (11 bits of them, where the output keeps 8), in the order in which wgmma
-// leaves them in registers: a "position" is one thread's 2 rows x 4 latents; rows outermost, so a slice touches few rows.
+// parts of the row tile and merges its own 1/parts of the elements, always in the same order: reruns give the same bits.
+// Values travel as fp16, divided by one power of two a warp (11 bits of them, where the output keeps 8), in the order in which
+// wgmma leaves them in registers: a "position" is one thread's 2 rows x 4 latents; rows outermost, so a slice touches few rows.
+// The softmax states stand beside them once for each warp, relative to that power, so that a thread needs nothing but a position's values and
+// states: both are loaded at once, and no weights are worked out in between. What cold code costs decides the rest (about 6 clocks an instruction).
 #pragma once
 #include "hopper_ptx.cuh"
 #include "hopper_work.cuh"
@@ -15,8 +17,8 @@ constexpr int kMergers = 256;  // threads of both consumer warpgroups
 constexpr int kAll = 1;        // the named barrier of all of them
 
 struct Workspace {
-  unsigned *counters;  // pairs: parts that arrived, blocks that left
-  float2 *states;      // [slot][row]: max, sum; then the scales of the 8 warps, two by two
+  unsigned *counters;  // of every other one: parts that arrived, then blocks that have seen them all
+  float2 *states;      // [slot][warp][row]: max, sum, both so that weights of them are those of the warp's values
   uint4 *values;       // [slot][position]: for latents d, d + 8, d + 64, d + 72, rows n and n + 1 as halves
 };
 
@@ -47,12 +49,12 @@ __device__ __forceinline__ void add_scaled(float4 &sum, uint32_t a, uint32_t b, 
   sum.x += first * low.x, sum.y += second * low.y, sum.z += first * high.x, sum.w += second * high.y;
 }
 
-/* The power of two that brings values of at most `largest` (float bits, sign cleared) below 2^15, and its inverse. Beside an
- * infinite value, a scale that keeps ordinary ones. */
-__device__ __forceinline__ float2 half_scale(uint32_t largest) {
-  uint32_t exponent = largest >= 0x7f800000u ? 168u : max(largest >> 23, 15u);
-  return make_float2(__uint_as_float((268 - exponent) << 23), __uint_as_float((exponent - 14) << 23));
+/* The e for which values of at most `largest` (float bits, sign cleared), times 2^-e, stay below 2^15. Not under -80, so that sums of
+ * weights times 2^-e stay finite (values under 2^-94 are lost). Beside an infinite value, an e that keeps ordinary ones. */
+__device__ __forceinline__ int half_exponent(uint32_t largest) {
+  return largest >= 0x7f800000u ? 27 : max(int(largest >> 23), 61) - 141;
 }
+__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
 /* Wait until all parts of the item's row tile are in the workspace. */
 __device__ __forceinline__ void await_parts(const unsigned *counters, const Item &item) {
@@ -65,123 +67,193 @@ __device__ __forceinline__ void await_parts(const unsigned *counters, const Item
   sync_threads(kAll, kMergers);
 }
 
-/* Count this block out; the last one leaves both counters zeroed for the next launch. */
+/* Count this block out, once it has seen all parts: the counter goes on to 2 * parts - 1 and then, by the last one, back to zero for
+ * the next launch. One thread. */
 __device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item) {
-  sync_threads(kAll, kMergers);
-  if (threadIdx.x == 0) {
-    unsigned *pair = counters + 2 * item.counter;
-    if (atomicAdd(pair + 1, 1u) == unsigned(item.parts) - 1) pair[0] = 0, pair[1] = 0;
-  }
+  if (threadIdx.x == 0)
+    asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counters + 2 * item.counter), "r"(2 * item.parts - 1) : "memory");
 }
 
-/* Weight of every part for rows row0 .. row0 + columns: weights[j * stride + n], normalised; lse of those rows (blocks that
- * share a row write the same value). `weights` holds the parts' maxima, `sums` their sums. */
-__device__ __forceinline__ void weigh_parts(const Params &p, const Item &item, int row0, int columns, int parts, int stride,
-                                            float *weights, const float *sums) {
-  int lane = threadIdx.x & 31;
-  for (int n = threadIdx.x >> 5; n < columns; n += kMergers / 32) {
-    float max = -INFINITY, sum = 0.f;
-#pragma unroll 1
-    for (int j = lane; j < parts; j += 32) max = fmaxf(max, weights[j * stride + n]);
-    for (int step = 16; step; step >>= 1) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-#pragma unroll 1
-    for (int j = lane; j < parts; j += 32) sum += weight(weights[j * stride + n], max) * sums[j * stride + n];
-    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-    float factor = normaliser(sum, item.broken);
-#pragma unroll 1
-    for (int j = lane; j < parts; j += 32) weights[j * stride + n] = factor * weight(weights[j * stride + n], max);
-    if (lane == 0 && p.lse && row0 + n < item.rows)
-      p.lse[item.first_row + row0 + n] = natural_lse(max, sum, item.broken);
-  }
+constexpr int kBatch = 8;  // loads of values (and as many of states) a thread has in flight
+
+/* How many teams of threads share the parts of `positions` positions: the number with the shortest longest thread, counting a batch's
+ * latency as eight loads. Depends on the parts and kRows alone, so that in batch-invariant mode a row's bits do. Whole warp. */
+__device__ __forceinline__ int teams_for(int positions, int parts) {
+  int lane = threadIdx.x & 31, teams = lane + 1;
+  int rounds = quotient_up(positions, quotient(kMergers, teams)), batches = quotient_up(parts, teams * kBatch);
+  unsigned cost = rounds * (quotient_up(parts, teams) + batches * 8);
+  return (__reduce_min_sync(~0u, teams > parts || teams > 16 ? ~0u : cost << 5 | lane) & 31) + 1;
 }
 
-/* Merge this block's slice of a row tile. `scratch`: shared memory, free of other use; states of up to kMaxParts parts fit.
- * threadIdx.x < kMergers. */
-template <typename T, int kRows>
-__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
-  constexpr int kPositions = kRows * 64, kStates = kRows + 4, kBatch = 12;  // kBatch: loads in flight a thread
-  int parts = item.parts, rows = item.rows, thread = threadIdx.x;
-  int64_t step = item.slot_step, shift = item.slot_shift;
-  int first = item.part * kPositions / parts, last = (item.part + 1) * kPositions / parts, count = last - first;
-  if (count == 0) return;
-  int row0 = first / 512 * 8, columns = (last - 1) / 512 * 8 + 8 - row0, stride = columns + 1;
-  float *scales = scratch, *weights = scales + parts * 8, *sums = weights + parts * stride;
+/* Rows n and n + 1 at latents {d, d + 8} and {d + 64, d + 72}, as sums over some parts relative to the rows' maxima there. */
+struct Partial {
+  float4 value[2] = {};
+  float2 max = {-INFINITY, -INFINITY}, sum = {};
 
-  const float2 *states = ws.states + item.slot_base * kStates;
-  int pairs = columns / 2 + 2;  // of states; the last two are the scales
-#pragma unroll 1
-  for (int i = thread; i < parts * pairs; i += 4 * kMergers) {
-    uint4 two[4];
+  __device__ __forceinline__ void shrink(float a, float b) {
+    sum.x *= a, sum.y *= b;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      int at = min(i + b * kMergers, parts * pairs - 1), j = at / pairs, n = (at - j * pairs) * 2;
-      two[b] = load16(states + (j * step - (j ? shift : 0)) * kStates + (n < columns ? row0 + n : kRows + n - columns));
+    for (int i = 0; i < 2; ++i) value[i].x *= a, value[i].y *= b, value[i].z *= a, value[i].w *= b;
+  }
+
+  /* Add kCount parts: their values and states. */
+  template <int kCount> __device__ __forceinline__ void add_parts(const uint4 *v, const uint4 *s) {
+    float2 old = max;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      max.x = fmaxf(max.x, __uint_as_float(s[i].x)), max.y = fmaxf(max.y, __uint_as_float(s[i].z));
+    float2 by = {max.x == -INFINITY ? 0.f : max.x, max.y == -INFINITY ? 0.f : max.y};
+    shrink(fast_exp2(old.x - by.x), fast_exp2(old.y - by.y));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float a = fast_exp2(__uint_as_float(s[i].x) - by.x), b = fast_exp2(__uint_as_float(s[i].z) - by.y);
+      sum.x += a * __uint_as_float(s[i].y), sum.y += b * __uint_as_float(s[i].w);
+      add_scaled(value[0], v[i].x, v[i].y, a, b), add_scaled(value[1], v[i].z, v[i].w, a, b);
     }
+  }
+
+  /* Add parts `from`, `from` + step, ... of `parts`. `values`, `states`: those of `from`; the next lie `stride` slots on. Part 0 lies
+   * `shift` slots behind its place. */
+  template <int kRows>
+  __device__ __forceinline__ void gather(const uint4 *values, const float2 *states, int from, int step, int parts, int64_t stride, int shift) {
+    constexpr int kValues = kRows * 64, kStates = kRows * 8;  // of a slot
+#pragma unroll 1
+    for (int k = from; k < parts;) {
+      uint4 v[kBatch], s[kBatch];
+      int behind = k ? 0 : shift;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      int at = i + b * kMergers, j = at / pairs, n = (at - j * pairs) * 2;
-      if (at >= parts * pairs) break;
-      if (n >= columns) {
-        reinterpret_cast<uint4 *>(scales)[j * 2 + (n - columns) / 2] = two[b];
-      } else {
-        weights[j * stride + n] = __uint_as_float(two[b].x), sums[j * stride + n] = __uint_as_float(two[b].y);
-        weights[j * stride + n + 1] = __uint_as_float(two[b].z), sums[j * stride + n + 1] = __uint_as_float(two[b].w);
+      for (int i = 0; i < kBatch; ++i, k += step) {
+        v[i] = make_uint4(0, 0, 0, 0), s[i] = make_uint4(0xff800000u, 0, 0xff800000u, 0);
+        int back = i ? 0 : behind;
+        if (k < parts) s[i] = load16(states + back * kStates), v[i] = load16(values + back * kValues);
+        states += stride * kStates, values += stride * kValues;
       }
+      add_parts<kBatch>(v, s);
     }
   }
-  sync_threads(kAll, kMergers);
-  weigh_parts(p, item, row0, columns, parts, stride, weights, sums);
-  sync_threads(kAll, kMergers);
+};
 
-  // Teams share a position's parts. How many depends on the parts alone, so that a row's bits do not depend on kRows.
-  int teams = parts < 14 ? 1 : parts < 28 ? 2 : 4, seats = kMergers / teams, team = thread / seats;
-  float4 *partial = reinterpret_cast<float4 *>(scratch + (parts * (8 + 2 * stride) + 3) / 4 * 4);
+/* Normalise one half of a position's sum over all parts and write it, and the rows' lse with latent 0. */
+template <typename T>
+__device__ __forceinline__ void put_merged(const Params &p, const Item &item, T *out, int n, int latent, float4 v, const Partial &all) {
+  float a = normaliser(all.sum.x, item.broken), b = normaliser(all.sum.y, item.broken);
+  put(out, n, item.rows, latent, make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
+  if (latent || !p.lse) return;
+  if (n < item.rows) p.lse[item.first_row + n] = natural_lse(all.max.x, all.sum.x, item.broken);
+  if (n + 1 < item.rows) p.lse[item.first_row + n + 1] = natural_lse(all.max.y, all.sum.y, item.broken);
+}
+
+/* Where a position is: rows n and n + 1, warp of the eight, latent of its first value. */
+struct Position {
+  int n, warp, latent;
+  __device__ __forceinline__ explicit Position(int at) {
+    int inside = at % 128, block = at / 128 % 4;
+    n = at / 512 * 8 + at % 4 * 2, warp = (block >> 1) * 4 + (inside >> 5), latent = latent_of((block >> 1) * 4 + (block & 1) * 2, inside);
+  }
+};
+
+/* Merge positions first .. last of a row tile of at most kParts parts, kBatch / kParts positions a thread at a time. */
+template <typename T, int kRows, int kParts>
+__device__ __forceinline__ void merge_few(const Params &p, const Item &item, const Workspace &ws, int first, int last) {
+  constexpr int kAtOnce = kBatch / kParts;
   T *out = static_cast<T *>(p.out) + item.first_row * 512;
 #pragma unroll 1
-  for (int round = first; round < last; round += seats) {  // the same rounds for every thread
-    int at = round + thread % seats;
-    float4 sum[2] = {};
-    int here = min(at, last - 1), n = here / 512 * 8 + here % 4 * 2, inside = here % 128, block = here / 128 % 4;
-    const uint4 *values = ws.values + item.slot_base * kPositions + here;
-    const float *w = weights + n - row0, *scale = scales + (block >> 1) * 4 + (inside >> 5);
+  for (int round = first + threadIdx.x; round < last; round += kAtOnce * kMergers) {
+    uint4 v[kBatch], s[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      int at = round + i / kParts * kMergers, k = i % kParts;
+      v[i] = make_uint4(0, 0, 0, 0), s[i] = make_uint4(0xff800000u, 0, 0xff800000u, 0);
+      if (at >= last || k >= item.parts) continue;
+      Position here(at);
+      int64_t slot = item.slot(k);
+      s[i] = load16(ws.states + (slot * 8 + here.warp) * kRows + here.n), v[i] = load16(ws.values + slot * (kRows * 64) + at);
+    }
+#pragma unroll
+    for (int q = 0; q < kAtOnce; ++q) {
+      int at = round + q * kMergers;
+      if (at >= last) break;
+      Partial mine;
+      mine.add_parts<kParts>(v + q * kParts, s + q * kParts);
+      Position here(at);
+      put_merged(p, item, out, here.n, here.latent, mine.value[0], mine);
+      put_merged(p, item, out, here.n, here.latent + 64, mine.value[1], mine);
+    }
+  }
+}
+
+/* The teams' partial sums of one round in shared memory: [team][seat]. */
+struct Table {
+  float4 value[2][kMergers], state[kMergers];  // state: maxima of rows n and n + 1, sums
+
+  __device__ __forceinline__ void put_in(const Partial &mine) {
+    value[0][threadIdx.x] = mine.value[0], value[1][threadIdx.x] = mine.value[1];
+    state[threadIdx.x] = make_float4(mine.max.x, mine.max.y, mine.sum.x, mine.sum.y);
+  }
+
+  /* Half `half` of a seat's value over all teams, in order, as value[0] of the result. */
+  __device__ __forceinline__ Partial total(int seat, int half, int teams, int seats) const {
+    Partial all;
+    for (int k = 0; k < teams; ++k) {
+      float4 s = state[k * seats + seat];
+      all.max.x = fmaxf(all.max.x, s.x), all.max.y = fmaxf(all.max.y, s.y);
+    }
+    for (int k = 0; k < teams; ++k) {
+      float4 s = state[k * seats + seat], v = value[half][k * seats + seat];
+      float a = weight(s.x, all.max.x), b = weight(s.y, all.max.y);
+      all.sum.x += a * s.z, all.sum.y += b * s.w;
+      add(all.value[0], make_float4(a * v.x, b * v.y, a * v.z, b * v.w));
+    }
+    return all;
+  }
+};
+
+/* Merge this block's slice of a row tile, once all parts are there. `table`: free shared memory. threadIdx.x < kMergers. */
+template <typename T, int kRows>
+__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, Table &table) {
+  constexpr int kPositions = kRows * 64;
+  int parts = item.parts, rows = item.rows, thread = threadIdx.x;
+  int first = item.part * kPositions / parts, last = (item.part + 1) * kPositions / parts;
+  int teams = teams_for(quotient_up(kPositions, parts), parts), seats = quotient(kMergers, teams), team = quotient(thread, seats);
+  int seat = thread - team * seats;
+  int64_t start = item.slot_base + int64_t(team) * item.slot_step - item.slot_shift, stride = int64_t(teams) * item.slot_step;
+  T *out = static_cast<T *>(p.out) + item.first_row * 512;
+  await_parts(ws.counters, item);
+  leave_parts(ws.counters, item);
+  if (parts <= 4) return parts <= 2 ? merge_few<T, kRows, 2>(p, item, ws, first, last) : merge_few<T, kRows, 4>(p, item, ws, first, last);
 #pragma unroll 1
-    for (int j = team; j < parts; j += kBatch * teams) {
-      uint4 v[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        int k = min(j + i * teams, parts - 1);
-        v[i] = load16(values + (k * step - (k ? shift : 0)) * kPositions);
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        int k = j + i * teams;
-        if (k < parts) {
-          float by = scale[k * 8], a = w[k * stride] * by, b = w[k * stride + 1] * by;
-          add_scaled(sum[0], v[i].x, v[i].y, a, b), add_scaled(sum[1], v[i].z, v[i].w, a, b);
-        }
-      }
+  for (int round = first; round < last; round += seats) {  // the same rounds for every thread
+    int at = round + seat, here = min(at, last - 1), n = here / 512 * 8 + here % 4 * 2, inside = here % 128, block = here / 128 % 4;
+    Partial mine;
+    if (team < teams) {
+      const uint4 *values = ws.values + start * kPositions + here;
+      const float2 *states = ws.states + (start * 8 + (block >> 1) * 4 + (inside >> 5)) * kRows + n;
+      mine.gather<kRows>(values, states, team, teams, parts, stride, item.slot_shift);
     }
     if (teams > 1) {
+      table.put_in(mine);
       sync_threads(kAll, kMergers);
-      partial[thread] = sum[0], partial[kMergers + thread] = sum[1];
-      sync_threads(kAll, kMergers);
-      for (int k = 1; k < teams; ++k) {
-        int other = (k * seats + thread) % kMergers;
-        add(sum[0], partial[other]), add(sum[1], partial[kMergers + other]);
-      }
+      if (team < 2) mine = table.total(seat, team, teams, seats);
     }
-    if (team || at >= last) continue;
-    int d = latent_of((block >> 1) * 4 + (block & 1) * 2, inside);
-    put(out, n, rows, d, sum[0]), put(out, n, rows, d + 64, sum[1]);
+    if (team < min(teams, 2) && at < last) {
+      float a = normaliser(mine.sum.x, item.broken), b = normaliser(mine.sum.y, item.broken);
+      int d = latent_of((block >> 1) * 4 + (block & 1) * 2, inside) + team * 64;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float4 v = mine.value[i];
+        if (i == 0 || teams == 1) put(out, n, rows, d + i * 64, make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
+      }
+      if (d == 0 && p.lse && n < rows) p.lse[item.first_row + n] = natural_lse(mine.max.x, mine.sum.x, item.broken);
+      if (d == 0 && p.lse && n + 1 < rows) p.lse[item.first_row + n + 1] = natural_lse(mine.max.y, mine.sum.y, item.broken);
+    }
+    if (teams > 1 && round + seats < last) sync_threads(kAll, kMergers);  // the table has been read
   }
 }
 
 /* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
 template <typename T, int kRows>
 __device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
-  await_parts(ws.counters, item);
-  merge_slice<T, kRows>(p, item, ws, scratch);
-  leave_parts(ws.counters, item);
+  merge_slice<T, kRows>(p, item, ws, *reinterpret_cast<Table *>(scratch));
 }
 
 }  // namespace hopper

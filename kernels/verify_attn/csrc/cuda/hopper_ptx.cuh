@@ -39,21 +39,21 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
   }
 }
 
-/* Named barrier among `threads` threads of the block. */
+/* Named barrier among `threads` threads of the block. These are `.aligned`: whole warps, not diverged. */
 __device__ __forceinline__ void sync_threads(int id, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* Count in without waiting. */
 __device__ __forceinline__ void arrive_threads(int id, int threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* Wait, and get the disjunction of `vote` over those threads. */
 __device__ __forceinline__ bool sync_any(int id, int threads, bool vote) {
   int any;
   asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.b32 p, %3, 0;\n barrier.cta.red.or.pred q, %1, %2, p;\n selp.b32 %0, 1, 0, q;\n}\n"
+      "{\n .reg .pred p, q;\n setp.ne.b32 p, %3, 0;\n barrier.cta.red.or.aligned.pred q, %1, %2, p;\n selp.b32 %0, 1, 0, q;\n}\n"
       : "=r"(any) : "r"(id), "r"(threads), "r"(int(vote)) : "memory");
   return any;
 }
@@ -114,6 +114,8 @@ template <typename T, int kTransposeA, int kCount> struct Wgmma;
 #define VA_R4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define VA_R12(i) VA_R4(i), VA_R4(i + 4), VA_R4(i + 8)
 #define VA_N12 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
+#define VA_R8(i) VA_R4(i), VA_R4(i + 4)
+#define VA_N20 VA_N12 ",%12,%13,%14,%15,%16,%17,%18,%19"
 #define VA_N24 VA_N12 ",%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define VA_N36 VA_N24 ",%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35"
 #define VA_WGMMA(TYPE, NAME, TRANSPOSE, N, COUNT, LIST, A, B, P, ...)                                                  \
@@ -127,6 +129,7 @@ template <typename T, int kTransposeA, int kCount> struct Wgmma;
   }
 #define VA_WGMMA_SIZES(TYPE, NAME, TRANSPOSE)                                                                          \
   VA_WGMMA(TYPE, NAME, TRANSPOSE, "24", 12, VA_N12, "%12", "%13", "%14", VA_R12(0));                                   \
+  VA_WGMMA(TYPE, NAME, TRANSPOSE, "40", 20, VA_N20, "%20", "%21", "%22", VA_R12(0), VA_R8(12));                        \
   VA_WGMMA(TYPE, NAME, TRANSPOSE, "48", 24, VA_N24, "%24", "%25", "%26", VA_R12(0), VA_R12(12));                       \
   VA_WGMMA(TYPE, NAME, TRANSPOSE, "72", 36, VA_N36, "%36", "%37", "%38", VA_R12(0), VA_R12(12), VA_R12(24))
 VA_WGMMA_SIZES(__nv_bfloat16, "bf16", 0);
@@ -134,8 +137,10 @@ VA_WGMMA_SIZES(__nv_bfloat16, "bf16", 1);
 VA_WGMMA_SIZES(__half, "f16", 0);
 VA_WGMMA_SIZES(__half, "f16", 1);
 #undef VA_R4
+#undef VA_R8
 #undef VA_R12
 #undef VA_N12
+#undef VA_N20
 #undef VA_N24
 #undef VA_N36
 #undef VA_WGMMA

@@ -5,43 +5,59 @@
 namespace va {
 namespace hopper {
 
-/* Total sums of the rows over all threads, in a fixed order; writes the softmax states (or lse). Afterwards alpha holds the
- * factors that normalise O, and everything but those is free shared memory. */
-template <int kRows>
-__device__ __forceinline__ void finish_rows(const Params &p, const Item &item, const Workspace &ws, char *shared,
-                                            const float (&sum)[kRows / 4]) {
-  using S = Shared<kRows>;
-  int n = threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
-  float *scratch = reinterpret_cast<float *>(shared + S::kLatent0);
-  sync_threads(kAll, kMergers);  // both warpgroups are done with the last tile
-#pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(scratch)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
-  sync_threads(kAll, kMergers);
-  if (n < kRows) {
-    float total = 0.f, max = reinterpret_cast<const float *>(shared + S::kReference)[n];
-#pragma unroll 16
-    for (int i = 0; i < 64; ++i) total += scratch[i * kRows + n];
-    if (item.parts > 1) __stcg(ws.states + item.slot(item.part) * (kRows + 4) + n, make_float2(max, total));
-    else if (p.lse && n < item.rows) p.lse[item.first_row + n] = natural_lse(max, total, item.broken);
-    reinterpret_cast<float *>(shared + S::kAlpha)[n] = normaliser(total, item.broken);
-  }
-  sync_threads(kAll, kMergers);
-}
-
-/* The item's O to the workspace, as the registers have it but in halves; counts the part in. */
-template <int kRows>
-__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, float (&o)[4][kRows / 2]) {
-  int group = threadIdx.x >> 7;
+/* What the values of a warp are to be divided by, as a power of two, so that they fit into halves. */
+template <int kRows> __device__ __forceinline__ int exponent_of(const float (&o)[4][kRows / 2]) {
   float largest = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
 #pragma unroll
     for (int j = 0; j < kRows / 2; ++j) largest = fmaxf(largest, fabsf(o[i][j]));
-  float2 scale = half_scale(__reduce_max_sync(~0u, __float_as_uint(largest)));
-  int64_t slot = item.slot(item.part);
-  if ((threadIdx.x & 31) == 0)
-    __stcg(reinterpret_cast<float *>(ws.states + slot * (kRows + 4) + kRows) + (threadIdx.x >> 5), scale.y);
-  uint4 *to = ws.values + slot * (kRows * 64) + group * 256 + (threadIdx.x & 127);
+  return half_exponent(__reduce_max_sync(~0u, __float_as_uint(largest)));
+}
+
+/* Every thread's sums of its rows, and its warp's exponent, to shared memory: over Q, dead once both warpgroups have the last P. */
+template <int kRows> __device__ __forceinline__ void sum_rows(char *shared, int exponent, const float (&sum)[kRows / 4]) {
+  int n = threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(shared)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
+  if ((n & 31) == 0) reinterpret_cast<int *>(shared + kRows * 256)[n >> 5] = exponent;
+  sync_threads(kAll, kMergers);
+}
+
+/* Total sums of the rows, in a fixed order: to the softmax states of a part, for each warp relative to its exponent, or to lse and the
+ * factors that normalise O, in alpha. Needs a barrier before what it wrote is used. */
+template <int kRows>
+__device__ __forceinline__ void finish_rows(const Params &p, const Item &item, const Workspace &ws, char *shared) {
+  using S = Shared<kRows>;
+  constexpr int kShare = kRows == 24 ? 8 : kRows < 72 ? 4 : 2;  // threads a row
+  int n = threadIdx.x / kShare, sub = threadIdx.x % kShare;
+  if (threadIdx.x >= kRows * kShare) return;
+  float total = 0.f, max = reinterpret_cast<const float *>(shared + S::kReference)[n];
+#pragma unroll
+  for (int i = 0; i < 64 / kShare; ++i) total += reinterpret_cast<const float *>(shared)[(i * kShare + sub) * kRows + n];
+  constexpr unsigned kLast = kRows * kShare % 32 ? (1u << kRows * kShare % 32) - 1 : ~0u;  // lanes of the last warp
+  unsigned lanes = threadIdx.x / 32 == kRows * kShare / 32 ? kLast : ~0u;
+#pragma unroll
+  for (int step = 1; step < kShare; step <<= 1) total += __shfl_xor_sync(lanes, total, step);
+  if (item.parts > 1) {
+    float2 *to = ws.states + item.slot(item.part) * (kRows * 8) + n;
+    const int *exponents = reinterpret_cast<const int *>(shared + kRows * 256);
+#pragma unroll
+    for (int i = 0; i < 8 / kShare; ++i) {
+      int w = i * kShare + sub, e = exponents[w];
+      __stcg(to + w * kRows, make_float2(max + e, total * power_of_two(-e)));
+    }
+  } else if (sub == 0) {
+    if (p.lse && n < item.rows) p.lse[item.first_row + n] = natural_lse(max, total, item.broken);
+    reinterpret_cast<float *>(shared + S::kAlpha)[n] = normaliser(total, item.broken);
+  }
+}
+
+/* The item's O to the workspace, as the registers have it but in halves, divided by 2^exponent. */
+template <int kRows>
+__device__ __forceinline__ void store_part(const Item &item, const Workspace &ws, int exponent, const float (&o)[4][kRows / 2]) {
+  float scale = power_of_two(-exponent);
+  uint4 *to = ws.values + item.slot(item.part) * (kRows * 64) + (threadIdx.x >> 7) * 256 + (threadIdx.x & 127);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
@@ -49,11 +65,14 @@ __device__ __forceinline__ void store_part(const Item &item, const Workspace &ws
       uint32_t h[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        h[k] = pack2<__half>(o[i + k / 2][4 * j + k % 2 * 2] * scale.x, o[i + k / 2][4 * j + k % 2 * 2 + 1] * scale.x);
+        h[k] = pack2<__half>(o[i + k / 2][4 * j + k % 2 * 2] * scale, o[i + k / 2][4 * j + k % 2 * 2 + 1] * scale);
       __stcg(to + j * 512 + i * 64, make_uint4(h[0], h[1], h[2], h[3]));
     }
-  sync_threads(kAll, kMergers);
-  if (threadIdx.x == 0)  // release: with the barrier before it, covers every thread's stores
+}
+
+/* Count the part in. Release: with a barrier before it, covers every thread's stores. */
+__device__ __forceinline__ void arrive_part(const Item &item, const Workspace &ws) {
+  if (threadIdx.x == 0)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
 }
 
