@@ -37,13 +37,17 @@ def shapes() -> dict[str, object]:
         "equal_scores": even(8, 9, 1, 2048, equal=True),
         "large_logits": even(8, 9, 2, 2048, amplitude=8.0),
         "ragged_forty": Shape(8, (9,) * 40, tuple(37 * i for i in range(40))),
+        "uneven_twenty": Shape(8, (9, 3, 9, 1, 5) * 4, tuple(977 * i % 6000 for i in range(20))),
+        "one_long_of_32": Shape(8, (9,) * 32, (30000,) + (40,) * 31),
+        "three_of_thirty": Shape(8, ((9,) + (0,) * 9) * 3, ((5000,) + (0,) * 9) * 3),
+        "forty_rows": even(8, 5, 2, 3000),
         "long": even(8, 9, 1, 40000),
     }
 
 
 SHAPE_NAMES = ["headline", "sixteen_streams", "full_mask", "empty_prefix", "short_prefix_one_node", "mixed_padded_page16",
                "page64_beside_chain", "page128_star", "page256_q257", "many_heads", "odd_heads_deep", "equal_scores",
-               "large_logits", "ragged_forty", "long"]
+               "large_logits", "ragged_forty", "uneven_twenty", "one_long_of_32", "three_of_thirty", "forty_rows", "long"]
 
 
 def skip_refused(variant: str, problem) -> None:
