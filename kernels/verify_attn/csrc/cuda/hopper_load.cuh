@@ -94,12 +94,6 @@ __device__ __forceinline__ void copy_chunks(const Params &p, int place, int buff
   }
 }
 
-/* Start fetching the row of the lanes that have one from memory to L2. */
-template <typename T> __device__ __forceinline__ void prefetch_row(const Params &p, int place) {
-  if (place >= 0 && (threadIdx.x & 31) < 16)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row_at<T>(p, place)), "n"(kRow * 2) : "memory");
-}
-
 /* The key of a tile whose place this thread looks up: lanes 0 to 15 have the warp's rows. */
 __device__ __forceinline__ int row_of_thread() { return ((threadIdx.x & 127) >> 5) * 16 + (threadIdx.x & 15); }
 
