@@ -83,7 +83,7 @@ class Client:
         return _completion(data, time.monotonic() - started)
 
     def tokenize(self, prompt: str) -> list[int]:
-        """The server's own ids of a prompt."""
+        """The server's own ids of a prompt (SGLang says 0 for the vocabulary's last, which no text of a real model has)."""
         body = self._body(prompt, 1) | {"logprob_start_len": 0}
         return [int(row[1]) for row in self._prompt_rows(body)["input_token_logprobs"]]
 
