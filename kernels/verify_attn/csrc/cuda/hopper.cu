@@ -213,6 +213,8 @@ extern "C" const char *verify_attn_hopper_refuse(const verify_attn_params *p) {
   if (reinterpret_cast<uintptr_t>(p->kv_pool) % 16 || reinterpret_cast<uintptr_t>(p->q) % 16 ||
       reinterpret_cast<uintptr_t>(p->draft_kv) % 16)
     return "q, kv_pool and draft_kv must be aligned to 16 bytes";
+  if (too_many_keys(p))
+    return refusal("%d streams of up to %d keys: lower max_prefix or the number of streams", p->streams, p->max_prefix);
   Plan plan = plan_of(p, rows_a_tile(p));
   if (plan.chunks > kMaxParts) return refusal("%d chunks a stream, at most %d: use larger chunks", plan.chunks, kMaxParts);
   if (plan.chunks && int64_t(p->streams) * plan.row_tiles > kCounters)

@@ -141,6 +141,8 @@ extern "C" const char *verify_attn_hopper_rows_refuse(const verify_attn_params *
   if (reinterpret_cast<uintptr_t>(p->kv_pool) % 16 || reinterpret_cast<uintptr_t>(p->q) % 16 ||
       reinterpret_cast<uintptr_t>(p->draft_kv) % 16)
     return "q, kv_pool and draft_kv must be aligned to 16 bytes";
+  if (hopper::too_many_keys(p))
+    return refusal("%d streams of up to %d keys: lower max_prefix or the number of streams", p->streams, p->max_prefix);
   hopper::Plan plan = rows::plan_of(p);
   constexpr int kMost = 700;  // the states of as many parts fit in shared memory
   if (plan.chunks > kMost) return refusal("%d chunks a stream, at most %d: use larger chunks", plan.chunks, kMost);

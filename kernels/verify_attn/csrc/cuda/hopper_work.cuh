@@ -68,6 +68,12 @@ __device__ __forceinline__ int lane_of_thread() {
   return lane;
 }
 
+/* By its bounds: whole shares need exact quotients of the number of key tiles, the flat cut products below 2^32. */
+inline bool too_many_keys(const Params *p) {
+  int64_t tiles = p->streams * ((int64_t(p->max_prefix) + p->max_q + kTile - 1) / kTile);
+  return tiles > (p->streams <= 32 ? (1 << 21) - 1024 : 1 << 24);
+}
+
 /* What a warp knows of the batch: lane i has stream base + i. */
 struct Streams {
   int base, q_begin, q_len, prefix, page_begin, broken;
@@ -201,7 +207,7 @@ template <int kRows> struct Dealer : Streams {
     }
   }
 
-  /* share_begin of common.cuh and its inverse in 32 bits; workers * total < 2^32 is checked on the host. */
+  /* share_begin of common.cuh and its inverse in 32 bits; too_many_keys keeps workers * total below 2^32. */
   __device__ __forceinline__ int share_begin(int g) const { return unsigned(g) * unsigned(total) / unsigned(workers); }
   __device__ __forceinline__ int holder(int u) const { return (unsigned(u + 1) * unsigned(workers) - 1) / unsigned(total); }
 
