@@ -84,7 +84,8 @@ class HostLock:
         try:
             self.session.do(self.taking())
         except HostLockedError as fault:
-            if _life_of_owner(fault.facts["owner"], fault.facts["age"]) is Life.GONE:  # type: ignore[attr-defined]
+            held = getattr(fault, "facts", {})
+            if "owner" in held and _life_of_owner(held["owner"], held["age"]) is Life.GONE:
                 fault.hint = GONE
             raise
         self.held = True
