@@ -88,8 +88,7 @@ template <int kRows> __device__ __forceinline__ void init_barriers(char *shared)
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Every warp finds the block's item for itself: handing it on would cost as much again. The kernel may be launched while the one
- * before it ends (see launch); nothing is read from global memory before the wait for that. */
+/* Every warp finds the block's item for itself: handing it on would cost as much again. */
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     hopper_kernel(const __grid_constant__ Params p, const __grid_constant__ Plan plan, Layout<kRows> layout) {
@@ -97,7 +96,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   Item *items = reinterpret_cast<Item *>(shared + S::kItems);
   if (threadIdx.x == 0) init_barriers<kRows>(shared);
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   Streams streams;
   Share share;
   int worker = quotient(blockIdx.x, plan.lanes), row_tile = blockIdx.x - worker * plan.lanes;
@@ -168,11 +166,9 @@ template <typename T, int kRows> int launch(const Params *p) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = Shared<kRows>::kBytes, config.stream = static_cast<cudaStream_t>(p->stream);
-  // Cooperative: blocks wait for each other. Programmatic: the launch overlaps with the end of the kernel before, for which this one waits.
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization, attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeCooperative, attributes[1].val.cooperative = 1;
-  config.attrs = attributes, config.numAttrs = 2;
+  cudaLaunchAttribute cooperative = {};  // blocks wait for each other
+  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
+  config.attrs = &cooperative, config.numAttrs = 1;
   cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
   return status == cudaSuccess ? 0 : fail("hopper: %s", cudaGetErrorString(status));
 }
