@@ -43,11 +43,11 @@ LIBRARIES = (
             ("sm_80", "sm_90", "sm_120")),
     Library("tensor_core", "nvcc", ("cuda/tensor_core.cu",), (*_CUDA, "cuda/merge.cuh", "cuda/mma.cuh", "cuda/tensor_core.cuh"), ("tensor_core",),
             ("sm_80", "sm_90", "sm_120")),
-    Library("hopper", "nvcc", ("cuda/hopper.cu",), (*_CUDA, "cuda/hopper_load.cuh", "cuda/hopper_merge.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_store.cuh", "cuda/hopper_tile.cuh",
-             "cuda/hopper_work.cuh"),
+    Library("hopper", "nvcc", ("cuda/hopper.cu",), (*_CUDA, "cuda/hopper_host.cuh", "cuda/hopper_load.cuh", "cuda/hopper_merge.cuh", "cuda/hopper_ptx.cuh",
+             "cuda/hopper_store.cuh", "cuda/hopper_tile.cuh", "cuda/hopper_work.cuh"),
             ("hopper",), ("sm_90a",)),
-    Library("hopper_rows", "nvcc", ("cuda/hopper_rows.cu",), (*_CUDA, "cuda/hopper_ptx.cuh", "cuda/hopper_rows_load.cuh", "cuda/hopper_rows_merge.cuh",
-             "cuda/hopper_rows_ptx.cuh", "cuda/hopper_rows_tile.cuh", "cuda/hopper_work.cuh"),
+    Library("hopper_rows", "nvcc", ("cuda/hopper_rows.cu",), (*_CUDA, "cuda/hopper_host.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_rows_load.cuh",
+             "cuda/hopper_rows_merge.cuh", "cuda/hopper_rows_ptx.cuh", "cuda/hopper_rows_tile.cuh", "cuda/hopper_work.cuh"),
             ("hopper_rows",), ("sm_90a",)),
 )
 

@@ -20,7 +20,7 @@
 //
 // hopper_work.cuh has the work list, hopper_load.cuh the layout of shared memory and the producer, hopper_tile.cuh a tile in the
 // consumers, hopper_store.cuh what becomes of an item, hopper_merge.cuh the merge of KV splits in the same launch.
-#include "host.cuh"
+#include "hopper_host.cuh"
 #include "hopper_store.cuh"
 #include "hopper_tile.cuh"
 
@@ -127,7 +127,7 @@ int64_t units_of(const Params *p) { return p->streams * ceil_div(int64_t(p->max_
  * sizes this rule takes the fastest measured one at each of the shapes in NOTES.md. */
 int rows_a_tile(const Params *p) {
   const int sizes[4] = {24, 40, 48, 72}, tile[4] = {3000, 3400, 3700, 4400}, merge = 250;
-  int blocks = multiprocessors() ? multiprocessors() : 132, best = 72;
+  int blocks = blocks_of_device(), best = 72;
   if (p->chunk) return 72;  // which rows share a tile must not depend on the batch
   int64_t rows = int64_t(p->heads) * p->max_q, least = INT64_MAX;
   for (int i = 3; i >= 0; --i) {
@@ -138,20 +138,6 @@ int rows_a_tile(const Params *p) {
   return best;
 }
 
-Plan plan_of(const Params *p, int rows) {
-  Plan plan;
-  int units = multiprocessors() ? multiprocessors() : 132;
-  plan.row_tiles = static_cast<int>(ceil_div(int64_t(p->heads) * p->max_q, rows));
-  plan.lanes = plan.row_tiles < units ? plan.row_tiles : units;
-  plan.groups = units / plan.lanes;
-  plan.unit = p->chunk ? p->chunk : kTile;
-  plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
-  plan.key_parts = p->num_splits;
-  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
-  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
-  return plan;
-}
-
 int64_t slots_of(const Params *p, const Plan &plan) {
   return plan.chunks ? int64_t(p->streams) * plan.row_tiles * plan.chunks : int64_t(plan.groups) * plan.lanes * 2;
 }
@@ -159,18 +145,7 @@ int64_t slots_of(const Params *p, const Plan &plan) {
 template <typename T, int kRows> int launch(const Params *p) {
   Plan plan = plan_of(p, kRows);
   Layout<kRows> layout{slots_of(p, plan)};
-  if (!p->workspace || p->workspace_bytes < layout.bytes())
-    return fail("hopper: workspace of %lld bytes, needs %lld", (long long)p->workspace_bytes, (long long)layout.bytes());
-  auto kernel = hopper_kernel<T, kRows>;
-  if (int failed = allow_shared(kernel, Shared<kRows>::kBytes, "hopper")) return failed;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Shared<kRows>::kBytes, config.stream = static_cast<cudaStream_t>(p->stream);
-  cudaLaunchAttribute cooperative = {};  // blocks wait for each other
-  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
-  config.attrs = &cooperative, config.numAttrs = 1;
-  cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
-  return status == cudaSuccess ? 0 : fail("hopper: %s", cudaGetErrorString(status));
+  return launch_resident(hopper_kernel<T, kRows>, "hopper", p, plan, layout, kThreads, Shared<kRows>::kBytes);
 }
 
 template <typename T> int launch_rows(const Params *p) {
@@ -199,23 +174,9 @@ extern "C" int64_t verify_attn_hopper_workspace(const verify_attn_params *p) {
 }
 
 extern "C" const char *verify_attn_hopper_refuse(const verify_attn_params *p) {
-  using namespace va;
   using namespace va::hopper;
-  if (const char *reason = refuse_common(p)) return reason;
-  if (p->dtype != VA_BFLOAT16 && p->dtype != VA_FLOAT16) return "bfloat16 or float16 only";
-  if (p->latent_dim != 512 || p->rope_dim != 64)
-    return refusal("written for latent 512 + rope 64, not %d + %d", p->latent_dim, p->rope_dim);
-  if (p->kv_row_stride % 8 || (p->draft_kv && p->draft_row_stride % 8)) return "row strides must be multiples of 8 elements";
-  if (reinterpret_cast<uintptr_t>(p->kv_pool) % 16 || reinterpret_cast<uintptr_t>(p->q) % 16 ||
-      reinterpret_cast<uintptr_t>(p->draft_kv) % 16)
-    return "q, kv_pool and draft_kv must be aligned to 16 bytes";
-  if (too_many_keys(p))
-    return refusal("%d streams of up to %d keys: lower max_prefix or the number of streams", p->streams, p->max_prefix);
-  Plan plan = plan_of(p, rows_a_tile(p));
-  if (plan.chunks > kMaxParts) return refusal("%d chunks a stream, at most %d: use larger chunks", plan.chunks, kMaxParts);
-  if (plan.chunks && int64_t(p->streams) * plan.row_tiles > kCounters)
-    return refusal("%d streams of %d row tiles in chunk mode, at most %d together", p->streams, plan.row_tiles, kCounters);
-  return nullptr;
+  if (const char *reason = refuse_batch(p)) return reason;
+  return refuse_chunks(p, plan_of(p, rows_a_tile(p)), kMaxParts);
 }
 
 extern "C" int verify_attn_hopper_run(const verify_attn_params *p) {

@@ -11,7 +11,7 @@
 //
 // hopper_work.cuh has the work list (shared with variant hopper), hopper_rows_load.cuh the layout of shared memory and the producer,
 // hopper_rows_tile.cuh the tiles in the consumers, hopper_rows_merge.cuh what becomes of an item and the merge of KV splits.
-#include "host.cuh"
+#include "hopper_host.cuh"
 #include "hopper_rows_merge.cuh"
 
 namespace va {
@@ -86,20 +86,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---- host ---------------------------------------------------------------------------------------------------------
 
-Plan plan_of(const Params *p) {
-  Plan plan;
-  int units = multiprocessors() ? multiprocessors() : 132;
-  plan.row_tiles = static_cast<int>(ceil_div(int64_t(p->heads) * p->max_q, kRows));
-  plan.lanes = plan.row_tiles < units ? plan.row_tiles : units;
-  plan.groups = units / plan.lanes;
-  plan.unit = p->chunk ? p->chunk : kTile;
-  plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
-  plan.key_parts = p->num_splits;
-  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
-  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
-  return plan;
-}
-
 /* With one group nothing is split, and there are no partial results. */
 int64_t slots_of(const Params *p, const Plan &plan) {
   if (plan.chunks) return int64_t(p->streams) * plan.row_tiles * plan.chunks;
@@ -107,20 +93,9 @@ int64_t slots_of(const Params *p, const Plan &plan) {
 }
 
 template <typename T> int launch(const Params *p) {
-  Plan plan = plan_of(p);
+  Plan plan = hopper::plan_of(p, kRows);
   Layout layout{slots_of(p, plan)};
-  if (!p->workspace || p->workspace_bytes < layout.bytes())
-    return fail("hopper_rows: workspace of %lld bytes, needs %lld", (long long)p->workspace_bytes, (long long)layout.bytes());
-  auto kernel = hopper_rows_kernel<T>;
-  if (int failed = allow_shared(kernel, Shared::kBytes, "hopper_rows")) return failed;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Shared::kBytes, config.stream = static_cast<cudaStream_t>(p->stream);
-  cudaLaunchAttribute cooperative = {};
-  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
-  config.attrs = &cooperative, config.numAttrs = 1;
-  cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
-  return status == cudaSuccess ? 0 : fail("hopper_rows: %s", cudaGetErrorString(status));
+  return hopper::launch_resident(hopper_rows_kernel<T>, "hopper_rows", p, plan, layout, kThreads, Shared::kBytes);
 }
 
 }  // namespace
@@ -128,27 +103,14 @@ template <typename T> int launch(const Params *p) {
 }  // namespace va
 
 extern "C" int64_t verify_attn_hopper_rows_workspace(const verify_attn_params *p) {
-  return va::rows::Layout{va::rows::slots_of(p, va::rows::plan_of(p))}.bytes();
+  return va::rows::Layout{va::rows::slots_of(p, va::hopper::plan_of(p, va::rows::kRows))}.bytes();
 }
 
 extern "C" const char *verify_attn_hopper_rows_refuse(const verify_attn_params *p) {
   using namespace va;
-  if (const char *reason = refuse_common(p)) return reason;
-  if (p->dtype != VA_BFLOAT16 && p->dtype != VA_FLOAT16) return "bfloat16 or float16 only";
-  if (p->latent_dim != rows::kLatent || p->rope_dim != 64)
-    return refusal("written for latent 512 + rope 64, not %d + %d", p->latent_dim, p->rope_dim);
-  if (p->kv_row_stride % 8 || (p->draft_kv && p->draft_row_stride % 8)) return "row strides must be multiples of 8 elements";
-  if (reinterpret_cast<uintptr_t>(p->kv_pool) % 16 || reinterpret_cast<uintptr_t>(p->q) % 16 ||
-      reinterpret_cast<uintptr_t>(p->draft_kv) % 16)
-    return "q, kv_pool and draft_kv must be aligned to 16 bytes";
-  if (hopper::too_many_keys(p))
-    return refusal("%d streams of up to %d keys: lower max_prefix or the number of streams", p->streams, p->max_prefix);
-  hopper::Plan plan = rows::plan_of(p);
   constexpr int kMost = 700;  // the states of as many parts fit in shared memory
-  if (plan.chunks > kMost) return refusal("%d chunks a stream, at most %d: use larger chunks", plan.chunks, kMost);
-  if (plan.chunks && int64_t(p->streams) * plan.row_tiles > hopper::kCounters)
-    return refusal("%d streams of %d row tiles in chunk mode, at most %d together", p->streams, plan.row_tiles, hopper::kCounters);
-  return nullptr;
+  if (const char *reason = hopper::refuse_batch(p)) return reason;
+  return hopper::refuse_chunks(p, hopper::plan_of(p, rows::kRows), kMost);
 }
 
 extern "C" int verify_attn_hopper_rows_run(const verify_attn_params *p) {

@@ -68,12 +68,6 @@ __device__ __forceinline__ int lane_of_thread() {
   return lane;
 }
 
-/* By its bounds: whole shares need exact quotients of the number of key tiles, the flat cut products below 2^32. */
-inline bool too_many_keys(const Params *p) {
-  int64_t tiles = p->streams * ((int64_t(p->max_prefix) + p->max_q + kTile - 1) / kTile);
-  return tiles > (p->streams <= 32 ? (1 << 21) - 1024 : 1 << 24);
-}
-
 /* What a warp knows of the batch: lane i has stream base + i. */
 struct Streams {
   int base, q_begin, q_len, prefix, page_begin, broken;
