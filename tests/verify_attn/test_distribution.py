@@ -23,6 +23,18 @@ out, lse = verify_attn.verify_attention(q, torch.randn(10, 576), qo_indptr=torch
 print(verify_attn.__file__, csrc(), cpu.built().path, bool(torch.isfinite(out).all()), sep="|")
 """
 
+NO_ROWS = """
+import ctypes, sys, torch
+from verify_attn import abi
+library, name = ctypes.CDLL(sys.argv[1]), sys.argv[2]
+refuse, workspace = getattr(library, f"verify_attn_{name}_refuse"), getattr(library, f"verify_attn_{name}_workspace")
+refuse.restype, workspace.restype = ctypes.c_char_p, ctypes.c_int64
+shape = dict(abi=abi.ABI, dtype=abi.DTYPES[torch.bfloat16], streams=1, max_prefix=1024, latent_dim=512, rope_dim=64, page_size=1, kv_row_stride=576, scale=1.0)
+for rows in (dict(tokens=9, heads=8, max_q=9), dict(tokens=0, heads=8, max_q=0), dict(tokens=9, heads=0, max_q=9)):
+    params = abi.Params(**shape, **rows)
+    print(refuse(ctypes.byref(params)), workspace(ctypes.byref(params)) > 0)
+"""
+
 
 def _nvcc() -> bool:
     try:
@@ -63,6 +75,17 @@ def test_nvcc_objects_hold_the_architectures_asked_for(tmp_path, monkeypatch):
     embedded = fatbin.embedded_archs(Path(built.path))
     assert {"sm_80", "sm_90", "sm_120"} <= embedded and "sm_75" not in embedded
     assert build.build("naive", ("sm_80", "sm_90", "sm_120"), tmp_path / "cache").cached
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _nvcc(), reason="no nvcc")
+@pytest.mark.parametrize("name", ["hopper", "hopper_rows"])
+def test_a_batch_without_rows_is_planned_without_a_crash(name):
+    """Asked on the host, in a process of its own: a division by zero there would end the server."""
+    built = build.build(name, ("sm_90a",))
+    done = subprocess.run([sys.executable, "-c", NO_ROWS, str(built.path), name], env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["None True"] * 3), done.stderr
 
 
 def test_an_object_without_the_architecture_is_refused(tmp_path):

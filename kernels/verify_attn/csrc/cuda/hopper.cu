@@ -129,7 +129,7 @@ int rows_a_tile(const Params *p) {
   const int sizes[4] = {24, 40, 48, 72}, tile[4] = {3000, 3400, 3700, 4400}, merge = 250;
   int blocks = blocks_of_device(), best = 72;
   if (p->chunk) return 72;  // which rows share a tile must not depend on the batch
-  int64_t rows = int64_t(p->heads) * p->max_q, least = INT64_MAX;
+  int64_t rows = most_rows(p), least = INT64_MAX;
   for (int i = 3; i >= 0; --i) {
     int64_t tiles = ceil_div(rows, sizes[i]), lanes = tiles < blocks ? tiles : blocks, groups = blocks / lanes;
     int64_t cost = ceil_div(tiles, lanes) * ceil_div(units_of(p), groups) * tile[i] + (groups > 1) * merge * sizes[i];

@@ -11,16 +11,22 @@ inline int blocks_of_device() {
   return blocks ? blocks : 132;
 }
 
+/* At least one: a batch without rows is planned (and refused or given a workspace) as any other, and never launched. */
+inline int64_t most_rows(const Params *p) {
+  int64_t rows = int64_t(p->heads) * p->max_q;
+  return rows ? rows : 1;
+}
+
 inline Plan plan_of(const Params *p, int rows_a_tile) {
   Plan plan;
   int units = blocks_of_device();
-  plan.row_tiles = static_cast<int>(ceil_div(int64_t(p->heads) * p->max_q, rows_a_tile));
+  plan.row_tiles = static_cast<int>(ceil_div(most_rows(p), rows_a_tile));
   plan.lanes = plan.row_tiles < units ? plan.row_tiles : units;
   plan.groups = units / plan.lanes;
   plan.unit = p->chunk ? p->chunk : kTile;
   plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
   plan.key_parts = p->num_splits;
-  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->heads + 1);
+  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / (p->heads ? p->heads : 1) + 1);
   plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
   return plan;
 }
