@@ -120,7 +120,8 @@ def forecast(run: PhaseRun, recording: Records | None = None, rate: float | None
     sights = tuple(_sight(gate, metric, judge, run.playbook, recording, rate) for gate in gates for metric in judge.metrics)
     return Forecast(
         moved, tuple(host.name for host in workers if host.name not in touched), len(gates) * judge.bake + watched,
-        restarts * once + len(gates) * judge.deadline + watched, expected, expected_from, judge.error_tolerance, clean_requests(judge.error_tolerance, judge.share), _own_requests(run), sights,
+        restarts * once + len(gates) * judge.deadline + watched, expected, expected_from,
+        judge.error_tolerance, clean_requests(judge.error_tolerance, judge.share), _own_requests(run), sights,
     )  # fmt: skip
 
 

@@ -50,10 +50,11 @@ class Answer:
         return [max(0.0, best - given) for best, given in zip(self.score.best, self.score.logprobs)]
 
 
-def collect(
-    client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]
-) -> list[tuple[str, str, list[int], Completion]]:
-    """Answers of one server to every prompt in every mode: prompt name, mode, prompt ids, completion.
+Collected = Sequence[tuple[str, str, list[int], Completion]]  # prompt name, mode, prompt ids, completion
+
+
+def collect(client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]) -> Collected:
+    """Answers of one server to every prompt in every mode.
 
     Each concurrency starts from an empty prefix cache; streaming finds the prompts cached. The same requests in the same
     order go to every server, since what was asked before decides what is cached, and that what a draft model proposes.
@@ -76,7 +77,7 @@ def collect(
     return found
 
 
-def score(teacher: Client, collected: Sequence[tuple[str, str, list[int], Completion]]) -> list[Answer]:
+def score(teacher: Client, collected: Collected) -> list[Answer]:
     """Teacher-force every answer; equal answers to a prompt are scored once.
 
     Raises:
@@ -96,7 +97,7 @@ def score(teacher: Client, collected: Sequence[tuple[str, str, list[int], Comple
     return answers
 
 
-def as_json(collected: Sequence[tuple[str, str, list[int], Completion]]) -> list[dict[str, Any]]:
+def as_json(collected: Collected) -> list[dict[str, Any]]:
     """What a server answered, for a run's files: ids and log-probabilities, no text."""
     return [
         {"prompt": prompt, "mode": mode, "prompt_tokens": len(ids), "verify_steps": completion.verify_steps,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
 from phases.serving import latency, log_scan, outputs, report
 from phases.serving.activity import inactive, read_activity, read_metrics, summarize
-from phases.serving.client import Client, Completion, ScoringError
+from phases.serving.client import Client, ScoringError
 from phases.serving.environment import environment_facts
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
@@ -50,7 +50,6 @@ SIDES = ("incumbent", "candidate")
 SERIES = ("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_requests_total", "sglang:spec_accept_length")
 LOG_TAIL = 200
 ANSWERS = "answers.json"
-Collected = Sequence[tuple[str, str, list[int], Completion]]
 
 
 def serving_host(run: PhaseRun) -> ServingHost:
@@ -298,7 +297,7 @@ def _measuring(run: PhaseRun, name: str, summary: str, measure: Callable[[StepCo
     return run.results_step(name, summary, lambda context: {} if failure(context) else measure(context))
 
 
-def _scored(path: Path, teacher: Client, ours: Collected, theirs: Collected) -> tuple[list[outputs.Answer], list[outputs.Answer]]:
+def _scored(path: Path, teacher: Client, ours: outputs.Collected, theirs: outputs.Collected) -> tuple[list[outputs.Answer], list[outputs.Answer]]:
     """Both servers' answers with their scores. What was answered, and what a scoring that failed said, is kept in a file of the run."""
     kept: dict[str, Any] = {"candidate": outputs.as_json(ours), "incumbent": outputs.as_json(theirs)}
     write_json(path, kept)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phases.fleet.host import Host, SshOptions, Timeouts
+from phases.serving.host import PORTS
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 # The Python that plays the host's: a distribution's one if there is, since a version manager's shim is slow.
@@ -27,7 +28,7 @@ _DRAW, _GIVEN = random.SystemRandom(), set[int]()  # not the tests' seeded numbe
 def free_port() -> int:
     """A port nobody listens on, below the range that outgoing connections take theirs from; never one that was given before."""
     while True:
-        port = _DRAW.randrange(15000, 32000)
+        port = _DRAW.randrange(*PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             if port not in _GIVEN:

@@ -142,7 +142,9 @@ class CudaBackend(TritonAttnBackend):
         super().init_forward_metadata(forward_batch)
         verifying = forward_batch.forward_mode.is_target_verify()
         self._begin(verifying)
-        decided, self.planned = (self.planned, None) if verifying else (None, self.planned)
+        decided = None
+        if verifying:
+            decided, self.planned = self.planned, None
         if decided is None:
             candidate = self.control.decide(self.counters.forwards)
             decided = (candidate, candidate and verifying and not self.graphs.captures and self.shadow.due())
