@@ -19,7 +19,7 @@
 // has the first page numbers before the block has met for the first time, and the consumers load Q meanwhile.
 //
 // hopper_work.cuh has the work list, hopper_load.cuh the layout of shared memory and the producer, hopper_tile.cuh a tile in the
-// consumers, hopper_store.cuh what becomes of an item, hopper_merge.cuh the merge of KV splits in the same launch.
+// consumers, hopper_store.cuh what becomes of an item, hopper_merge.cuh the merge of KV splits in the same launch, hopper_host.cuh the host side.
 #include "hopper_host.cuh"
 #include "hopper_store.cuh"
 #include "hopper_tile.cuh"

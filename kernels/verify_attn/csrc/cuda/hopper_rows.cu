@@ -9,8 +9,9 @@
 // memory to the same threads of the other consumer, and each accumulates its half of O.
 // Softmax is online in base 2 with a lazy reference, as in variant hopper: it moves only when a score exceeds it by more than 2^8.
 //
-// hopper_work.cuh has the work list (shared with variant hopper), hopper_rows_load.cuh the layout of shared memory and the producer,
-// hopper_rows_tile.cuh the tiles in the consumers, hopper_rows_merge.cuh what becomes of an item and the merge of KV splits.
+// hopper_work.cuh has the work list and hopper_host.cuh the host side (both shared with variant hopper), hopper_rows_load.cuh the layout
+// of shared memory and the producer, hopper_rows_tile.cuh the tiles in the consumers, hopper_rows_merge.cuh what becomes of an item and the
+// merge of KV splits.
 #include "hopper_host.cuh"
 #include "hopper_rows_merge.cuh"
 
