@@ -131,19 +131,23 @@ class HotSwitch:
         return {"to": self.to, "safe": self.safe, "seconds": round(self.seconds, 3), "ranks": self.ranks, "hosts": rows}
 
 
-def fall_back(production: Reached, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False) -> HotSwitch:
+def fall_back(production: Reached, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False, turn: bool = False) -> HotSwitch:
     """Running servers to the incumbent's kernel; needs no lock and works in any state.
 
     Args:
         target: digest a rollback goes to; empty: each host's last-good. hosts: default: all.
-        everywhere: also hosts that run what a rollback goes to.
+        everywhere: also hosts that run what a rollback goes to. turn: as in `go_forward`; it is no order to stay there.
     """
-    return _switch(production, INCUMBENT, hosts, lambda host: {"goal": target, "everywhere": everywhere})
+    return _switch(production, INCUMBENT, hosts, lambda host: {"goal": target, "everywhere": everywhere, "turn": turn})
 
 
-def go_forward(production: Production, hosts: Sequence[Host]) -> HotSwitch:
-    """Running servers to the candidate's kernel, under this run's lock on each host."""
-    return _switch(production, CANDIDATE, hosts, lambda host: {"token": production.take_lock(production.fleet.session(host)).token})
+def go_forward(production: Production, hosts: Sequence[Host], *, turn: bool = False) -> HotSwitch:
+    """Running servers to the candidate's kernel, under this run's lock on each host.
+
+    Args:
+        turn: one of a switchback's, which does not override whoever has ordered the fallback meanwhile.
+    """
+    return _switch(production, CANDIDATE, hosts, lambda host: {"token": production.take_lock(production.fleet.session(host)).token, "turn": turn})
 
 
 def fall_back_by_hand(production: Reached, target: str = "") -> HotSwitch:

@@ -69,7 +69,9 @@ def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings,
     """Candidate and incumbent in turns on the canary workers, by the hot fallback, until there is a verdict."""
 
     def switch(arm: str) -> hot.HotSwitch:
-        return hot.go_forward(production, canary) if arm == "canary" else hot.fall_back(production, hosts=canary, everywhere=True)
+        if arm == "canary":
+            return hot.go_forward(production, canary, turn=True)
+        return hot.fall_back(production, hosts=canary, everywhere=True, turn=True)
 
     def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
@@ -151,7 +153,7 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
     """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault.
 
     Args:
-        turns: the canary runs either kernel, as it is told; that a rank fell back by itself is still a fault.
+        turns: the canary runs either kernel, as it is told; that a rank fell back by itself, or by somebody's order, is still a fault.
     """
     lost = production.lost_leases()
     for host in canary:
@@ -159,7 +161,7 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
             return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
         if not _answers(production, host):
             return Fault(host.name, "it does not answer /health", incumbent=False)
-        if turns and (reason := production.tripped(host, ever=True)):
+        if turns and (reason := production.tripped(host, ever=True) or production.ordered_back(host)):
             return Fault(host.name, reason, incumbent=False)
         if thorough and (reason := production.seen_mixed(host, digest, kernel=not turns)):
             return Fault(host.name, reason, incumbent=False)

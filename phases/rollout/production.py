@@ -193,6 +193,13 @@ class Production:
                 return f"rank {entry['rank']} of {host.name} fell back by itself: {why}"
         return ""
 
+    def ordered_back(self, host: Host) -> str:
+        """That somebody has ordered the host's hot fallback, who must not be overridden; empty too while it cannot be asked."""
+        try:
+            return "somebody ordered its hot fallback" if self.fleet.session(host).do(op("control.show"))[0]["ordered"] else ""
+        except FleetError:
+            return ""
+
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def push(self, bundles: Sequence[Bundle], hosts: Sequence[Host]) -> None:

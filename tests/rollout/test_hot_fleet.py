@@ -311,3 +311,18 @@ def test_nothing_that_only_the_record_or_a_restart_needs_is_imported_before_the_
 def test_flags_that_do_not_go_together_are_refused(flags):
     ended = subprocess.run([sys.executable, "-m", "phases.cli.main", "rollback", "--yes", *flags], capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "--hot" in ended.stderr
+
+
+def test_turns_do_not_override_whoever_orders_the_fallback(small):
+    with small.production(wait=10) as production:
+        canary = (production.fleet["w1"],)
+        assert hot.go_forward(production, canary, turn=True).safe and hot.fall_back(production, hosts=canary, everywhere=True, turn=True).safe
+        assert hot.go_forward(production, canary, turn=True).safe and production.ordered_back(canary[0]) == ""
+        assert hot.fall_back_by_hand(production).safe  # `phase rollback --hot` from another terminal, which takes no lock
+        refused = hot.go_forward(production, canary, turn=True)
+        assert "somebody ordered the hot fallback" in refused.missing["w1"] and small.byte("w1") == b"i"
+        judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0)
+        settings = CanarySettings(judge, design=Design.SWITCHBACK, turns=SwitchbackSettings(period=1.0, washout=0.2))
+        verdict = judging.judge_turns(None, production, settings, canary, small.new.digest, StepContext(small.directory, {}, lambda line: None, production.clock))
+        assert verdict.fault and verdict.fault.worker == "w1" and "ordered" in verdict.reason and small.byte("w1") == b"i"
+        assert hot.go_forward(production, canary).safe and production.ordered_back(canary[0]) == ""  # `--undo`

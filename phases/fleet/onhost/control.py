@@ -18,7 +18,7 @@ import time
 
 import locks
 import record
-from place import HostFault, Place, read_json, write_json
+from place import HostFault, Place, read_json, remove, write_json
 
 CANDIDATE, INCUMBENT = "candidate", "incumbent"
 BYTES = {CANDIDATE: b"c", INCUMBENT: b"i"}
@@ -81,9 +81,10 @@ def begin_anew(place, digest):
     if release and release != digest and read(place) == INCUMBENT:
         fallen.add(release)
     write_json(_record_path(place), {"release": "" if release == digest else release, "fallen": sorted(fallen)})
+    remove(_order_path(place))
 
 
-def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token=""):
+def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token="", turn=False):
     """Set the byte and wait for every rank: {affected, reason, byte, ranks: [...], missing, seconds}.
 
     Going to the candidate needs this run's lock. Going to the incumbent never does: it is the way out, for anybody at any time;
@@ -93,6 +94,8 @@ def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token=""):
         goal: digest that a rollback goes to; empty: the host's last-good. everywhere: also where that is what runs.
         wait: seconds to wait for the acknowledgements at most.
         ranks: of the worker; 0: as the fact files say.
+        turn: one of many between both kernels. It does not go forwards where somebody has ordered the fallback since they began:
+            HostFault `fallback_ordered`. Without it such an order is given, or taken back.
     """
     if to not in BYTES:
         raise HostFault("bad_choice", "%r is neither candidate nor incumbent" % to)
@@ -100,14 +103,23 @@ def switch(place, to, goal="", everywhere=False, wait=0.0, ranks=0, token=""):
     if to == CANDIDATE:
         with place.mutex():
             locks.require(place, token)
+            if turn:
+                _require_no_order(place)
+            else:
+                remove(_order_path(place))
     elif not (everywhere or _strayed(place, goal)):
         return {"affected": False, "reason": "runs what a rollback goes to", "byte": read(place), "ranks": [], "missing": "", "seconds": 0.0}
+    elif not turn:
+        _order(place)  # before the byte: a turn that begins just now must find it
     facts = read_facts(place)
     if facts and not any(entry.get("hot", {}).get("able") for entry in facts):
         why = facts[0].get("hot", {}).get("reason") or "its plugin is older than the hot fallback"
         return {"affected": True, "reason": why, "byte": read(place), "ranks": [], "missing": why, "seconds": 0.0}
     before = read(place)
     write(place, to)
+    if turn and to == CANDIDATE and ordered(place):  # at this very moment
+        write(place, INCUMBENT)
+        _require_no_order(place)
     missing, entries = _await(place, to, started + (wait if facts else 0.0), ranks)  # a server that is down will not answer
     result = {"affected": True, "reason": "", "byte": to, "ranks": entries, "missing": missing, "seconds": time.monotonic() - started}
     if before != to or missing:
@@ -120,7 +132,27 @@ def show(place):
     release = ""
     with contextlib.suppress(HostFault, OSError):
         release = _known(place)["release"]
-    return {"byte": read(place), "release": release, "ranks": [_short(e) for e in read_facts(place)]}
+    return {"byte": read(place), "release": release, "ordered": ordered(place), "ranks": [_short(e) for e in read_facts(place)]}
+
+
+def ordered(place):
+    """Whether somebody has ordered the fallback, and neither taken that back nor brought another release."""
+    return os.path.exists(_order_path(place))
+
+
+def _order(place):
+    """Never raises: the byte counts, whatever the disk says."""
+    with contextlib.suppress(OSError):
+        open(_order_path(place), "w").close()
+
+
+def _require_no_order(place):
+    if ordered(place):
+        raise HostFault("fallback_ordered", "somebody ordered the hot fallback", "`phase rollback` restores; `phase rollback --hot --undo` takes it back.")
+
+
+def _order_path(place):
+    return os.path.join(place.run, "fallback-ordered")
 
 
 def read_facts(place):
@@ -187,6 +219,10 @@ def main(arguments):
         return 2
     place = Place(arguments[1])
     if arguments[0] in BYTES:
+        if arguments[0] == INCUMBENT:
+            _order(place)
+        else:
+            remove(_order_path(place))
         write(place, arguments[0])
         record.note(place, "control", to=arguments[0], by="hand")
         _await(place, arguments[0], time.monotonic() + 2.0, 0)
