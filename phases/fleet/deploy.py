@@ -140,20 +140,29 @@ def end_service(session: HostSession, driver: ServiceDriver, clock: Clock, reaso
     """Stop a host's service for good; whether it ran.
 
     Its lease ends first, by that very stop, so that no guard starts again what is being stopped. A restart that is under way, because a
-    lease has run out just now, is waited for. Safe to repeat.
+    lease has run out just now or a run was killed in the middle of it, is waited for. Safe to repeat.
     """
     limit = clock.monotonic() + driver.drain + GOING_BACK_SECONDS
-    ran = driver.status(session).running
-    while (lease := read_lease(session)) and lease.active:
+    ran = driver.status(session).running or bool((lease := read_lease(session)) and lease.active)
+    while not _settled(session, reason):
         ran = True  # or is about to
+        if clock.monotonic() > limit:
+            raise ServiceError("its service is being restarted, for longer than that takes.", hint="Look at its log.", host=session.host.name)
+        clock.sleep(0.2)
+    stop(driver, session)
+    return ran
+
+
+def _settled(session: HostSession, reason: str) -> bool:
+    """Whether neither a lease nor a restart can start the service again; ends the lease unless a restart is under way."""
+    if (lease := read_lease(session)) and lease.active:
         try:
             Lease(session, "", lease_id=lease.id).cancel(reason, stop=True)
         except LeaseError as fault:
-            if code_of(fault) != "lease_going_back" or clock.monotonic() > limit:
+            if code_of(fault) != "lease_going_back":
                 raise
-            clock.sleep(0.2)
-    stop(driver, session)
-    return ran
+            return False
+    return not session.do(op("service", action="restarting"))[0]["restarting"]
 
 
 def _short(digest: str) -> str:

@@ -5,6 +5,7 @@ Deadlines here are short but real; what must not happen within one is checked ag
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 from phases.engine.clock import SystemClock
 from phases.fleet.deploy import end_service, push
-from phases.fleet.errors import LeaseError, ReleaseError, code_of
+from phases.fleet.errors import LeaseError, ReleaseError, ServiceError, code_of
 from phases.fleet.host import Host
 from phases.fleet.lease import Lease, read_lease
 from phases.fleet.locks import HostLock, show_lock
@@ -165,6 +166,45 @@ def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_ser
     assert end_service(worker.session, worker.driver, clock, "the fleet was taken down") is True
     assert clock.slept and worker.record()["reason"].startswith("nobody confirmed") and worker.record()["state"] == "reverted"
     assert not worker.driver.status(worker.session).running and worker.served() == ""
+
+
+def test_a_restart_whose_guard_was_killed_is_waited_for_too(worker: Worker, tmp_path: Path) -> None:
+    """It goes on without the guard, and would start the service after it was ended."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    slow = ["sh", "-c", 'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"', "sh", str(begun), str(go), *worker.driver.restart_argv(worker.host)]
+    worker.lease.arm(worker.new.digest, worker.old.digest, LONG, slow, worker.driver.stop_argv(worker.host))
+    worker.switch()
+    worker.run_out()
+    eventually(begun.exists)
+    guard = int(worker.record()["guard"]["pid"])  # type: ignore[index]
+    os.kill(guard, signal.SIGKILL)
+    eventually(lambda: not _runs(guard))
+    clock = Waits(go)
+    try:
+        assert end_service(worker.session, worker.driver, clock, "the fleet was taken down") is True
+    finally:
+        go.touch()
+    assert clock.slept and worker.record()["state"] == "reverted"
+    assert not worker.driver.status(worker.session).running and worker.served() == ""
+
+
+def test_a_restart_that_a_killed_run_left_under_way_is_waited_for_though_no_lease_is_active(worker: Worker) -> None:
+    with Path(worker.host.root, "run/restarting").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)  # as whoever restarts holds it, from the stop to the start
+        with pytest.raises(ServiceError, match="restarted, for longer than that takes"):
+            end_service(worker.session, worker.driver, Over(), "the fleet was taken down")
+        assert worker.driver.status(worker.session).running
+    assert end_service(worker.session, worker.driver, SystemClock(), "the fleet was taken down") is True and worker.served() == ""
+
+
+class Over(SystemClock):
+    """Each look at it finds an hour gone."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return 3600.0 * self.looks
 
 
 def _runs(pid: int) -> bool:

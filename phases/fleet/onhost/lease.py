@@ -117,8 +117,8 @@ def cancel(place, lease_id, reason, stop=False):
             raise HostFault("lease_unknown", "there is no lease %s on this host" % lease_id)
         if not record.active(lease):
             return record.facts(place, lease)
-        if stop and lease["state"] == "reverting" and alive(lease["guard"]):
-            raise HostFault("lease_going_back", "the host is going back just now: %s" % lease["reason"], "Wait until it has.")
+        if stop and (place.restarts() or lease["state"] == "reverting" and alive(lease["guard"])):
+            raise HostFault("lease_going_back", "the service is being restarted just now. %s" % lease["reason"], "Wait until it has been.")
         revert.begin(place, lease, reason)
     revert.carry_out(place, lease, stop)
     return record.describe(place)

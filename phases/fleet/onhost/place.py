@@ -75,6 +75,35 @@ class Place:
         finally:
             os.close(handle)
 
+    @contextlib.contextmanager
+    def restarting(self):
+        """Held, beside others, while the service is restarted: a handle for the command that does it to inherit, so that this lasts as long as
+        that command, also where who began it is killed. None where the disk refuses: a restart does not fail for it."""
+        try:
+            handle = os.open(os.path.join(self.run, "restarting"), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError:
+            yield None
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            yield handle
+        finally:
+            os.close(handle)
+
+    def restarts(self):
+        """Whether somebody is restarting the service just now."""
+        try:
+            handle = os.open(os.path.join(self.run, "restarting"), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+
     def audit(self, event, **facts):
         """Add an entry to the audit log, durable when this returns."""
         entry = {"time": round(time.time(), 3), "uptime": round(uptime(), 3), "boot": boot_id(), "event": event}

@@ -1,4 +1,4 @@
-"""The service as a plain process group: no root, no systemd. `process.py start|stop|restart|status|logs ROOT [SECONDS|LINES]`.
+"""The service as a plain process group: no root, no systemd. `process.py start|stop|restart|restarting|status|logs ROOT [SECONDS|LINES]`.
 
 The service runs in a session of its own, so that a signal reaches all its workers, and writes to <root>/run/service.log.
 """
@@ -113,8 +113,9 @@ def _reap(pid):
 
 
 def restart(place, drain=30.0):
-    stop(place, drain)
-    return start(place)
+    with place.restarting():
+        stop(place, drain)
+        return start(place)
 
 
 def status(place):
@@ -144,7 +145,12 @@ def _record_path(place):
     return os.path.join(place.run, "service.json")
 
 
-ACTIONS = {"start": start, "stop": stop, "restart": restart, "status": status, "logs": logs}
+def restarting(place):
+    """Whether a restart is under way, whoever began it: what is stopped now would be started by it."""
+    return {"restarting": place.restarts()}
+
+
+ACTIONS = {"restarting": restarting, "start": start, "stop": stop, "restart": restart, "status": status, "logs": logs}
 
 
 def act(place, action, number=None):

@@ -34,21 +34,23 @@ def carry_out(place, lease, stop=False):
         with place.mutex():
             place.set_link(place.current, lease["previous"])
         command = lease["stop"] if stop or lease["previous"] == NEVER else lease["restart"]
-        outcome, detail = _command(command, lease["command_timeout"])
+        with place.restarting() as handle:
+            outcome, detail = _command(command, lease["command_timeout"], handle)
     except (HostFault, OSError) as fault:
         outcome, detail = "revert_failed", str(fault)
     with place.mutex():
         finish(place, lease, outcome, detail)
 
 
-def _command(argv, timeout):
-    """Run the restart, a few times if need be: (state of the lease, last lines of the output)."""
+def _command(argv, timeout, handle):
+    """Run the restart, which inherits the handle, a few times if need be: (state of the lease, last lines of the output)."""
     detail = ""
     for attempt in range(RESTART_ATTEMPTS):
         if not argv:
             return "reverted", "no service to restart"
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, cwd="/")
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, cwd="/",
+                                  pass_fds=() if handle is None else (handle,))  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as fault:
             detail = str(fault)
         else:
