@@ -34,6 +34,7 @@ def achieved(records: Sequence[BenchmarkRecord], title: str = "") -> bytes:
             points = sorted((r.roofline_seconds * 1e6, r.median * 1e6) for r in shown if r.variant == variant)
             axes.plot(*zip(*points, strict=True), mark, color=colour, label=variant, markersize=5, alpha=0.85)
         axes.set(xscale="log", yscale="log", xlabel="roofline floor of this device, µs", ylabel="measured median, µs", title=title or "Measured time over the roofline floor")
+        _plain_numbers(axes.xaxis, axes.yaxis)
         axes.legend(fontsize=8, loc="upper left")
 
     return _png(draw, (7.5, 5.5))
@@ -62,6 +63,7 @@ def speedups(records: Sequence[BenchmarkRecord], title: str = "", confidence: fl
             axes.errorbar([p.estimate for p in parts], heights, xerr=[low, high], fmt=mark, color=colour, label=variant, markersize=4, capsize=2, linewidth=1)
         axes.axvline(1.0, color="0.4", linewidth=1)
         axes.set(xscale="log", xlabel=f"times faster than the baseline ({confidence:.0%} interval)", title=title or "Speedup")
+        _plain_numbers(axes.xaxis)
         axes.set_yticks(range(len(keys)), keys, fontsize=7)
         axes.invert_yaxis()
         axes.legend(fontsize=8)
@@ -72,6 +74,17 @@ def speedups(records: Sequence[BenchmarkRecord], title: str = "", confidence: fl
 def _variants(records: Sequence[BenchmarkRecord]) -> list[tuple[str, str, str]]:
     names = list(dict.fromkeys(r.variant for r in records))
     return [(name, _COLOURS[i % len(_COLOURS)], _MARKS[i % len(_MARKS)]) for i, name in enumerate(names)]
+
+
+def _plain_numbers(*axes: Any) -> None:
+    """Labels of log axes as 1,000: matplotlib's own are formulas, and formulas are off (`_STYLE`) since names may hold a `$`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in axes:
+        low, high = sorted(axis.get_view_interval())
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _png(draw: Any, size: tuple[float, float]) -> bytes:

@@ -29,3 +29,21 @@ def test_other_numbers_give_another_picture():
 
 def test_nothing_to_draw_is_empty():
     assert plots.achieved([]) == b"" and plots.speedups(results().benchmark[1:2]) == b""
+
+
+@pytest.mark.parametrize("plot", ["achieved", "speedups"])
+def test_axes_are_labelled_in_plain_numbers(plot, monkeypatch):
+    from matplotlib.figure import Figure
+
+    shown, save = [], Figure.savefig
+
+    def saved(figure, *args, **kwargs):
+        save(figure, *args, **kwargs)
+        [axes] = figure.axes
+        shown.extend(label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both"))
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    getattr(plots, plot)(results().benchmark)
+    numbers = [label for label in shown if label.replace(",", "").replace(".", "").isdigit()]
+    assert len(numbers) >= 3 and "10" in numbers if plot == "speedups" else "1,000" in numbers
+    assert not [label for label in shown if "$" in label or "\\" in label]
