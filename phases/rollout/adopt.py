@@ -18,7 +18,7 @@ from phases.fleet.host import Host
 from phases.fleet.releases import NEVER
 from phases.rollout.arms import batches
 from phases.rollout.production import Production
-from phases.rollout.releases import fleet_releases
+from phases.rollout.releases import fleet_releases, require_values
 from phases.serving.environment import environment_facts
 
 
@@ -31,7 +31,8 @@ class Adopted:
 
 
 def incumbent_of(run: PhaseRun, production: Production) -> Bundle:
-    """The incumbent's release; BuildError when it does not build."""
+    """The incumbent's release; BuildError when it does not build, PlaybookError when a worker has no value for its launch arguments."""
+    require_values(production.settings, production.workers)
     environment = environment_facts(production.settings.server, production.progress)
     return fleet_releases(production.settings, run.kernel, environment, production.progress, run.playbook.path.parent, ("incumbent",))["incumbent"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 from phases.engine.phase_one import build_cache
 from phases.embedded.fleet import LAUNCH_ENVIRONMENT, launch_arguments
+from phases.errors import PlaybookError
 from phases.fleet.bundle import Bundle, Launch, make_bundle
+from phases.fleet.host import Host
 from phases.kernel import contract
 from phases.kernel.contract import Kernel
 from phases.results import BuildRecord
@@ -28,6 +31,17 @@ class Launched:
 
     settings: ProductionSettings
     kernel: Kernel
+
+
+def require_values(settings: ProductionSettings, workers: Sequence[Host]) -> None:
+    """PlaybookError where the embedded environment's launch arguments name what a worker has no value for: SGLang would be given the name."""
+    if settings.server.python != EMBEDDED:
+        return
+    named = re.findall(r"{(\w+)}", " ".join([*launch_arguments(), *LAUNCH_ENVIRONMENT.values()]))
+    for host in workers:
+        if missing := [name for name in named if name not in host.values]:
+            hint = "Give them under `vars` of the host, name a Python of your own there, or use `embedded_fleet`."
+            raise PlaybookError(f"`server.python: embedded` needs values of {host.name} for {', '.join(missing)}.", hint=hint)
 
 
 def fleet_releases(

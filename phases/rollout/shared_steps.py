@@ -21,6 +21,7 @@ from phases.rollout.arms import batches
 from phases.rollout.live import Live, fleet_settings
 from phases.rollout.metrics import require_metrics
 from phases.rollout.production import Production, WorkerState
+from phases.rollout.releases import require_values
 from phases.rollout.report import table
 from phases.serving.environment import environment_facts
 
@@ -32,6 +33,9 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
 
     def look(context: StepContext) -> Facts:
         _require_ledger(run, context)
+        require_values(live.settings, fleet_settings(run).workers())
+        if live.settings.load.rate or run.settings.judge.probes:
+            traffic.prompts_of(run, live.settings.load)  # read by now, not first while a canary bakes
         environment = _environment(run, live, context)
         bundles = live.bundles(context, environment)
         _bring_up(run, live, context, bundles)

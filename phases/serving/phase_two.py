@@ -30,7 +30,7 @@ from phases.serving.client import Client, ScoringError
 from phases.serving.environment import environment_facts
 from phases.serving.host import LocalHost, Server, ServingHost
 from phases.serving.launch import server_argv, server_environment
-from phases.serving.prompts import load_prompts
+from phases.serving.prompts import Prompt, load_prompts
 from phases.serving.readiness import await_ready, evidence
 from phases.serving.release import make_release
 from phases.serving.settings import EMBEDDED, IntegrationSettings
@@ -62,6 +62,7 @@ def provision(run: PhaseRun) -> Step:
     settings: IntegrationSettings = run.settings
 
     def prepare(context: StepContext) -> Facts:
+        _prompts(run)  # before the minutes that servers take to start
         facts = environment_facts(settings.server, context.progress)
         found = versions(serving_host(run), facts["python"])
         context.progress(f"SGLang {found['sglang']}, torch {found['torch']}, {found['gpu'] or found['machine']}")
@@ -184,7 +185,7 @@ def compare_outputs(run: PhaseRun) -> Step:
     settings = run.settings.output
 
     def measure(context: StepContext) -> dict[str, Any]:
-        prompts = load_prompts(settings.prompts and run.playbook.path.parent / settings.prompts)
+        prompts = _prompts(run)
         incumbent, candidate = _client(run, context, "incumbent"), _client(run, context, "candidate")
         theirs = outputs.collect(incumbent, prompts, settings.tokens, settings.concurrency, context.progress)
         again = outputs.repeat(incumbent, prompts, settings.tokens)
@@ -361,6 +362,11 @@ def _ports(run: PhaseRun, host: ServingHost) -> dict[str, int]:
             if port not in chosen.values():
                 chosen[side] = port
     return {side: chosen[side] for side in SIDES}
+
+
+def _prompts(run: PhaseRun) -> tuple[Prompt, ...]:
+    path = run.settings.output.prompts
+    return load_prompts(path and run.playbook.path.parent / path)
 
 
 def _released(run: PhaseRun) -> list[str]:

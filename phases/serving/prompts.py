@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phases.errors import ServingError
+from phases.reading import NotAFile, open_regular
 
+LONGEST = 16 << 20  # characters of a prompt
 BUILT_IN = Path(__file__).with_name("prompts.json")
 _WORDS = (
     "the quick brown fox jumps over lazy dog forest once upon a time there was small model which spoke in short sentences "
@@ -31,17 +33,27 @@ def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
     """
     source = path or BUILT_IN
     try:
-        rows = json.loads(source.read_text(encoding="utf-8"))
-        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), str(row["text"]) * int(row.get("repeat", 1))) for row in rows)
+        with open_regular(source) as file:
+            rows = json.loads(file.read().decode("utf-8"))
+        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), _repeated(str(row["text"]), row.get("repeat", 1))) for row in rows)
     except OSError as fault:
-        raise ServingError(f"{source} cannot be read: {fault.strerror}.", hint="Check `output.prompts`.") from None
-    except (ValueError, KeyError, TypeError) as fault:
+        why = str(fault) if isinstance(fault, NotAFile) else f"cannot be read: {fault.strerror}"
+        raise ServingError(f"{source} {why}.", hint="Check `prompts` in the playbook.") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as fault:
         hint = 'It must be a JSON list of {"name", "kind", "text"}, with "repeat" if wanted.'
         raise ServingError(f"{source} is not a prompt set: {type(fault).__name__} {fault}.", hint=hint) from None
     empty = [prompt.name for prompt in prompts if not prompt.text]
     if not prompts or empty or len({prompt.name for prompt in prompts}) < len(prompts):
         raise ServingError(f"{source} has no prompts, an empty text ({', '.join(empty) or 'none'}) or a name used twice.", hint="Mend it.")
     return prompts
+
+
+def _repeated(text: str, times: object) -> str:
+    if isinstance(times, bool) or not isinstance(times, int):
+        raise ValueError(f"repeat must be a whole number, not {times!r}")
+    if len(text) * times > LONGEST:
+        raise ValueError(f"repeat {times} makes a text of more than {LONGEST} characters")
+    return text * times
 
 
 def timing_prompt(number: int, tokens: int) -> list[int]:

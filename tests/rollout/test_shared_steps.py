@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from phases.errors import FleetError
+from phases.errors import FleetError, PlaybookError
 from phases.fleet.host import Host
 from phases.fleet.lease import LeaseState
 from phases.rollout.production import WorkerState
+from phases.rollout.releases import require_values
+from phases.rollout.settings import ProductionSettings
 from phases.rollout.shared_steps import _require_one_release, _require_well
+from phases.serving.settings import ServerSettings, SideSettings
+from tests.rollout.light_fleet import LightFleet
 
 OLD, NEW = "a" * 64, "b" * 64
 
@@ -32,3 +38,25 @@ def test_a_worker_that_does_not_serve_or_gets_nothing_is_named() -> None:
         _require_well([worker(1), worker(2, serving=False)])
     with pytest.raises(FleetError, match="does not send anything to w1"):
         _require_well([worker(1, in_service=False), worker(2)])
+
+
+def test_listed_hosts_on_the_embedded_environment_need_values_for_its_arguments() -> None:
+    """SGLang would be started with `--tp {tp}`."""
+    settings = ProductionSettings(incumbent=SideSettings("a"))
+    values = {"port": "1", "tp": "1", "mem": "0.6", "bind": "all"}
+    require_values(settings, [Host("w1", "local", "/srv/w1", values=values)])
+    with pytest.raises(PlaybookError, match="values of w2 for tp, bind"):
+        require_values(settings, [Host("w1", "local", "/srv/w1", values=values), Host("w2", "local", "/srv/w2", values={"port": "1", "mem": "0.6"})])
+    require_values(ProductionSettings(ServerSettings("/opt/python", "m"), SideSettings("a")), [Host("w2", "local", "/srv/w2")])
+
+
+def test_what_a_bake_would_stumble_over_is_found_before_a_worker_is_asked(tmp_path: Path) -> None:
+    fleet = LightFleet(tmp_path / "light", ssh=0, count=3).prepare()  # no worker runs
+    text = (fleet.repo / "playbook.yaml").read_text()
+    (fleet.repo / "prompts.json").write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 1.5}]')
+    fleet.configure(text=text.replace("load: {rate: 40}", "load: {rate: 0, prompts: prompts.json}"))
+    said = fleet.phase("run", "tp8-canary", "--yes")
+    assert said.returncode == 1 and "prompts.json is not a prompt set: ValueError repeat must be a whole number" in said.stdout, said.stdout
+    fleet.configure(text=text.replace(f'python: "{fleet.python}"', "python: embedded"))
+    said = fleet.phase("run", "tp8-canary", "--yes")
+    assert said.returncode == 2 and "needs values of w1 for tp, mem, bind" in said.stdout, said.stdout

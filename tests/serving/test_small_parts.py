@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 
@@ -147,9 +148,24 @@ def test_a_short_text_repeated_is_a_long_prompt(tmp_path):
     path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 0}]')
     with pytest.raises(ServingError, match="empty text"):
         load_prompts(path)
-    path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": "often"}]')
+
+
+@pytest.mark.parametrize("repeat", ['"often"', '"3"', "2.5", "true", "Infinity", "NaN", "null", "1" + "0" * 12, "1" + "0" * 30])
+def test_a_repeat_that_makes_no_sense_is_refused_before_any_memory_is_taken(tmp_path, repeat):
+    path = tmp_path / "prompts.json"
+    path.write_text(f'[{{"name": "a", "kind": "long", "text": "ab", "repeat": {repeat}}}]')
+    with pytest.raises(ServingError, match="not a prompt set: ValueError repeat"):
+        load_prompts(path)
+
+
+def test_a_prompt_file_that_is_none_is_named(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text("[" * 100_000)
     with pytest.raises(ServingError, match="not a prompt set"):
         load_prompts(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ServingError, match="pipe is a named pipe, not a file"):
+        load_prompts(tmp_path / "pipe")
 
 
 def test_built_in_prompts_hold_every_kind():
