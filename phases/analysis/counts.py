@@ -25,6 +25,7 @@ from phases.analysis.decision import Decision, Outcome
 from phases.errors import AnalysisError
 
 CLUSTER = 1.0
+MANY = 10**12  # requests
 ODDS = np.array([1.5, 3.0, 8.0, 30.0, 200.0])
 KINDS = {"5xx": "server errors, and requests without any answer", "4xx": "refused requests"}
 
@@ -162,12 +163,13 @@ class ErrorTest:
 
 
 def clean_requests(tolerance: float, alpha: float) -> int | None:
-    """Requests an arm needs, none of them failed in either, before the excess is known to be within `tolerance`; None: never."""
-    if tolerance <= 0:
-        return None
+    """Requests an arm needs, none of them failed in either, before the excess is known to be within `tolerance`; None: never, or more than
+    anybody ever sends."""
     few, enough = 0, 1
     while _rate_interval(enough, 0, 0, alpha / 2)[1] > tolerance:
         few, enough = enough, 2 * enough
+        if enough > MANY:
+            return None
     while enough - few > 1:
         middle = (few + enough) // 2
         few, enough = (few, middle) if _rate_interval(middle, 0, 0, alpha / 2)[1] <= tolerance else (middle, enough)

@@ -92,7 +92,7 @@ def _print_forecast(expected: Forecast) -> None:
 def _print_errors(expected: Forecast) -> None:
     """A tolerance that the traffic of a bake cannot show would leave it inconclusive, however good the candidate is."""
     if not expected.clean:
-        say("       error rates: never pass with error_tolerance 0")
+        say(f"       error rates: never pass with error_tolerance {expected.tolerance:.2g}")
         return
     own = f"; own requests alone are {expected.own} by the deadline" if expected.own else "; own requests (`probes`) are none"
     few = ", the rest must be users'" if expected.own < expected.clean else ""

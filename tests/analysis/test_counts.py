@@ -109,3 +109,8 @@ def test_impossible_counts_are_refused(wrong):
         ErrorTest("5xx").add("canary", 1.0, **wrong)
     with pytest.raises(AnalysisError):
         ErrorTest("3xx")
+
+
+@pytest.mark.parametrize("tolerance", [0, 1e-15, 1e-300])
+def test_a_tolerance_nobody_can_show_says_never(tolerance):
+    assert clean_requests(tolerance, 0.002) is None

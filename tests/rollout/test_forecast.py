@@ -93,6 +93,8 @@ def test_a_tolerance_that_the_traffic_cannot_show_is_seen_before_the_bake(fleet:
     assert found["own"] == 320 and found["clean"] < 200 and "the rest must" not in plan(fleet, "tp8-canary").output
     fleet.configure(text=text.replace("JUDGE", judge % 0))
     assert forecast(fleet, "tp8-canary")["clean"] is None and "never pass with error_tolerance 0" in plan(fleet, "tp8-canary").output
+    fleet.configure(text=text.replace("JUDGE", judge % 1e-15))
+    assert "never pass with error_tolerance 1e-15" in plan(fleet, "tp8-canary").output
 
 
 def test_an_a_a_recording_says_what_can_be_seen_and_more_traffic_sees_more(fleet: LightFleet, tmp_path: Path) -> None:
