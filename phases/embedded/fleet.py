@@ -153,7 +153,13 @@ def _binding(tp: int) -> str:
 
 def _known_ports(home: Path) -> dict[str, int]:
     path = home / PORTS
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return {str(name): int(port) for name, port in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        hint = "End what runs in that directory by hand, then remove it."
+        raise ServingError(f"{path} is damaged: the workers' ports are not known.", hint=hint) from None
 
 
 def _chosen_ports(home: Path, wanted: list[str]) -> dict[str, int]:

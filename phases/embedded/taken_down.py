@@ -44,7 +44,8 @@ class TakenDown:
 def read(home: Path) -> TakenDown | None:
     """Of the fleet with this directory, whether or not that is still there; None when nobody has, or the record cannot be read."""
     try:
-        return TakenDown(**json.loads(_path(home).read_text(encoding="utf-8")))
+        record = TakenDown(**json.loads(_path(home).read_text(encoding="utf-8")))
+        return record if all(isinstance(at, int | float) for at in (record.begun, record.ended or 0, record.started or 0)) else None
     except (OSError, ValueError, TypeError):
         return None
 

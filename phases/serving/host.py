@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from phases.engine.files import write_json
 from phases.errors import ServingError
 from phases.fleet.bundle import Bundle
 from phases.redaction import without_secrets
@@ -156,7 +157,11 @@ class LocalHost:
                 raise ServingError(f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook.") from None
         self._children[child.pid] = child
         server = Server(name, child.pid, _start_time(child.pid), port, str(log), str(facts), f"http://127.0.0.1:{port}")
-        (home / "server.json").write_text(json.dumps(asdict(server)))
+        try:
+            write_json(home / "server.json", asdict(server))
+        except OSError as fault:
+            self.stop(server)  # nobody would find it again
+            raise ServingError(f"{name} cannot be recorded: {fault.strerror}.", hint=f"See to {home}.") from None
         return server
 
     def alive(self, server: Server) -> bool:
@@ -190,9 +195,14 @@ class LocalHost:
         (self.root / "servers" / server.name / "server.json").unlink(missing_ok=True)
 
     def left_running(self) -> list[Server]:
-        """Servers started below this root and not stopped, by an earlier process too."""
-        records = sorted((self.root / "servers").glob("*/server.json"))
-        return [Server(**json.loads(record.read_text())) for record in records]
+        """Servers started below this root and not stopped, by an earlier process too. ServingError where the record of one is damaged."""
+        found = []
+        for record in sorted((self.root / "servers").glob("*/server.json")):
+            try:
+                found.append(Server(**json.loads(record.read_text())))
+            except (ValueError, TypeError):
+                raise ServingError(f"{record} is damaged.", hint="Look for that server, end it by hand, and remove the file.") from None
+        return found
 
     def log_lines(self, server: Server) -> list[str]:
         try:

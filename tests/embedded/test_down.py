@@ -149,6 +149,25 @@ def test_workers_that_were_only_stopped_come_back_as_they_were(tmp_path: Path) -
     assert again and again.started == 30.0 and again.settles(15.0) and not again.is_down
 
 
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"begun": "now", "by": "Ada"}', '{"begun": 1, "by": "Ada", "ended": "then"}', '{"begun": 1, "by": "Ada", "more": 1}'])
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, record: str) -> None:
+    (tmp_path / "light.down.json").write_text(record)
+    assert taken_down.read(tmp_path / "light") is None
+
+
+def test_damaged_records_of_a_fleet_are_named(small: Small) -> None:
+    path, ports = small.home / "router" / "servers" / "router" / "server.json", small.home / "ports.json"
+    kept, known = path.read_text(), ports.read_text()
+    path.write_text("")
+    assert f"{path} is damaged" in small.phase("fleet", "down", code=1).stderr
+    path.write_text(kept)
+    for damage in ("", "[1]", '{"w1": "x"}'):
+        ports.write_text(damage)
+        assert f"{ports} is damaged" in small.phase("fleet", "down", "--purge", code=1).stderr
+    ports.write_text(known)
+    assert small.phase("fleet", "down").stdout == "Stopped router.\n"
+
+
 def test_a_watch_acts_on_no_fleet_that_is_being_taken_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taken_down, "of_playbook", lambda playbook: TakenDown(10.0, "Ada"))
     taken_down.require_up(None)  # type: ignore[arg-type] # a rollback by hand may: that is cut short, or somebody wants it back

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -53,6 +54,25 @@ def test_start_restart_stop_and_status(session: HostSession, lock: HostLock, dri
     stop(driver, session)
     assert driver.status(session) == ServiceStatus(False, 0, "stopped")
     stop(driver, session)
+
+
+def test_what_cannot_be_recorded_is_not_left_running(session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host) -> None:
+    """A disk that is full by then, here a limit on the size of files: the port would be taken from the release that a host goes back to."""
+    put(session, lock)
+    script = [part if part != "stop" else "start" for part in driver.stop_argv(local)][:-1]
+    limited = subprocess.run(script, capture_output=True, text=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150)))
+    assert limited.returncode != 0 and "File too large" in limited.stderr, limited.stderr
+    assert not driver.status(session).running and not [entry for entry in Path("/proc").glob("[0-9]*/environ") if f"PHASEGATE_ROOT={local.root}\0" in _text(entry)]
+    start(driver, session)
+    wait_ready(driver, session, port(local), timeout=200)
+    stop(driver, session)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_it_outlives_the_session_and_is_found_by_the_next(session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:

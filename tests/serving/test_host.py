@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -68,6 +69,23 @@ def test_exit_code_of_a_server_that_ended(host):
     wait_for(lambda: not host.alive(server))
     assert host.exit_code(server) == 3
     assert host.log_lines(server) == ["no memory"]
+
+
+def test_a_server_that_cannot_be_recorded_is_ended(host, monkeypatch):
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("phases.serving.host.write_json", full)
+    with pytest.raises(ServingError, match="one cannot be recorded: No space left"):
+        start(host, SLEEPER)
+    assert not [entry for entry in Path("/proc").glob("[0-9]*/cwd") if _cwd(entry) == str(host.root / "servers" / "one")]
+
+
+def _cwd(entry: Path) -> str:
+    try:
+        return os.readlink(entry)
+    except OSError:
+        return ""
 
 
 def test_a_reused_pid_is_not_the_server(host):

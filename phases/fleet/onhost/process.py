@@ -41,7 +41,11 @@ def start(place):
             raise HostFault("not_started", "cannot start %s: %s" % (argv[0], fault.strerror), "Check the launch arguments of the release.")
     identity = process_identity(process.pid)
     record = {"process": identity, "group": process.pid, "release": environment["PHASEGATE_RELEASE"], "started": time.time()}
-    write_json(_record_path(place), record)
+    try:
+        write_json(_record_path(place), record)
+    except OSError:  # a full disk, say: nobody could stop what is not recorded, and it would keep the port from whoever starts next
+        _end_group(process.pid)
+        raise
     try:
         process.wait(EARLY_DEATH_SECONDS)
     except subprocess.TimeoutExpired:
