@@ -111,7 +111,7 @@ def forecast(run: PhaseRun, recording: Records | None = None, rate: float | None
     judge: JudgeSettings = run.settings.judge
     if run.section.name == "tp8-canary":
         moved, gates, restarts = _canary(run, len(workers), floor)
-        watched = 0.0
+        watched = run.settings.turns.lead_in if run.settings.design is Design.SWITCHBACK else 0.0
     else:
         moved, gates, restarts = _waves(run, workers, floor)
         watched = run.settings.soak

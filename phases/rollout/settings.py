@@ -183,6 +183,14 @@ class CanarySettings:
             amount: Amount = getattr(self, name)
             if amount.count == 0 or amount.percent == 0:
                 mistakes.add(node.get(name) or node, f"{node.path}: {name} needs at least one worker")
+        if self.design is Design.SWITCHBACK:
+            self._check_turns(node.get("turns") or node, mistakes)
+
+    def _check_turns(self, node: Node, mistakes: Mistakes) -> None:
+        """The deadline is looked at after each pair of turns, and counts from the first: neither may keep a canary under users for longer."""
+        for what, seconds in (("two turns take", 2 * self.turns.period), ("a lead_in takes", self.turns.lead_in)):
+            if seconds > self.judge.deadline:
+                mistakes.add(node, f"{node.path}: {what} {seconds:g} s, longer than the judge's deadline of {self.judge.deadline:g} s")
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,10 @@ def test_a_tolerance_that_the_traffic_cannot_show_is_seen_before_the_bake(fleet:
     turns = "design: switchback\n    turns: {period: 10, washout: 2}\n    judge: "
     fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
     found = forecast(fleet, "tp8-canary")
+    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns.replace('washout: 2', 'washout: 2, lead_in: 7')}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
+    led_in = forecast(fleet, "tp8-canary")
+    assert (led_in["shortest"], led_in["longest"]) == (found["shortest"] + 7, found["longest"] + 7)
+    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
     assert found["own"] == 320 and found["clean"] < 200 and "the rest must" not in plan(fleet, "tp8-canary").output
     fleet.configure(text=text.replace("JUDGE", judge % 0))
     assert forecast(fleet, "tp8-canary")["clean"] is None and "never pass with error_tolerance 0" in plan(fleet, "tp8-canary").output

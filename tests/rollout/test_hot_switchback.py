@@ -259,3 +259,7 @@ def test_the_playbook_says_so_and_the_plan_restarts_no_control(tmp_path: Path):
     path.write_text(changed.replace("washout: 4", "washout: 15"))
     with pytest.raises(Exception, match="leaves less than half of a period"):
         loader.load(path)
+    for turns, said in (("period: 1e6", "two turns take 2e\\+06 s, longer than the judge's deadline"), ("lead_in: 30d", "a lead_in takes 2.592e\\+06 s, longer")):
+        path.write_text(changed.replace("period: 20", turns))
+        with pytest.raises(Exception, match=said):
+            loader.load(path)
