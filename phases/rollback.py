@@ -22,6 +22,7 @@ from phases.rollout import hot
 from phases.rollout.hot import Hosts, HotSwitch
 
 if TYPE_CHECKING:
+    from phases.ledger.checkpoint import Checkpoint
     from phases.rollout.by_hand import Ended
     from phases.rollout.rollback import Rollback
 
@@ -98,21 +99,28 @@ def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: s
     return by_hand.recorded(run, ended, detected, clock, progress, _code(ended, only_safe=not restore))
 
 
-def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]) -> HotSwitch:
-    """Servers that fell back hot to the candidate's kernel again: a fallback that turned out not to be needed.
+def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]) -> tuple[HotSwitch, Checkpoint]:
+    """Servers that fell back hot to the candidate's kernel again: a fallback that turned out not to be needed. Recorded as a checkpoint.
 
     Raises:
-        UsageError: none has fallen back. HostLockedError: a run holds a host.
+        UsageError: none has fallen back. HostLockedError: a run holds a host. PhaseError: it could not be recorded; the servers have switched.
     """
     from phases.engine.session import adhoc_run
+    from phases.rollout import by_hand
     from phases.rollout.live import open_production
 
-    run = adhoc_run(playbook, ROLLBACK_PHASE, clock)
+    begun, run = clock.now(), adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"undo of a hot fallback: {reason}", clock, progress) as production:
         fallen = hot.fallen_back(production)
         if not fallen:
             raise UsageError("no server has fallen back hot.", hint="`phase rollback --hot` would do that.")
-        return hot.go_forward(production, fallen)
+        switch = hot.go_forward(production, fallen)
+    try:
+        return switch, by_hand.record_undone(run, switch, reason, begun, clock, progress)
+    except PhaseError as fault:
+        progress(f"{switch.describe()}; what failed is only to write that down")
+        fault.exit_code = Exit.ROLLBACK_INCOMPLETE if switch.missing else fault.exit_code
+        raise
 
 
 def _code(ended: Rollback, *, only_safe: bool) -> Exit:

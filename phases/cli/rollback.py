@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
 from phases.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from phases.ledger.checkpoint import Checkpoint
+    from phases.rollout.hot import HotSwitch
 
 
 @click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
@@ -41,7 +46,7 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
             raise UsageError("a rollback changes production and nobody is here to confirm it.", hint="Give --yes.")
         click.confirm(f"Roll production of playbook {playbook.name!r} back?", abort=True, err=True)
     if undo:
-        _print_undone(undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
+        _print_undone(*undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
         return
     ended = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
@@ -67,10 +72,10 @@ def _print(ended: object) -> None:
     say(f"Production is {state}; recorded as {ended.checkpoint.name}.")  # type: ignore[attr-defined]
 
 
-def _print_undone(switched: object, as_json: bool) -> None:
+def _print_undone(switched: HotSwitch, checkpoint: Checkpoint, as_json: bool) -> None:
     """Exit 8 when a rank did not go along: that worker then runs both kernels."""
     if as_json:
-        print_json(switched.to_json())  # type: ignore[attr-defined]
+        print_json({**switched.to_json(), "checkpoint": checkpoint.to_json()})
     else:
-        say(switched.describe())  # type: ignore[attr-defined]
-    sys.exit(int(Exit.ROLLBACK_INCOMPLETE if switched.missing else Exit.PASSED))  # type: ignore[attr-defined]
+        say(f"{switched.describe()}; recorded as {checkpoint.name}.")
+    sys.exit(int(Exit.ROLLBACK_INCOMPLETE if switched.missing else Exit.PASSED))

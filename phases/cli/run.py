@@ -192,7 +192,9 @@ def _report(playbook: Playbook, done: list[Done], code: Exit, as_json: bool) -> 
 def _say_rolled_back(playbook: Playbook) -> None:
     """That all has passed does not say that production still runs it."""
     from phases.engine.progress import of_playbook
+    from phases.status.overview import rolled_back
 
-    ended = [c for c in open_ledger(playbook).checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", ROLLBACK_PHASE)]
-    if ended and ended[-1].phase == ROLLBACK_PHASE:
+    ledger = open_ledger(playbook)
+    ended = [c for c in ledger.checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", ROLLBACK_PHASE)]
+    if ended and ended[-1].phase == ROLLBACK_PHASE and (back := rolled_back(ledger, ended)) and back.state != "undone":
         say(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")

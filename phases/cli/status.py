@@ -198,6 +198,8 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
             end = "restored and verified"
         elif seen.taken_down and not back.verified and not seen.left_to_restore:
             end = f"not restored before {seen.taken_down.describe()}" + (", so that nothing is left to restore" if seen.taken_down.purged else "")
+        elif back.state == "undone":
+            end = "hot fallback taken back" + ("" if back.verified else " on some servers only: `phase rollback` restores, `phase rollback --hot --undo` goes on")
         elif back.state == "safe":
             end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"

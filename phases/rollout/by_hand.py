@@ -20,6 +20,7 @@ from phases.ledger.provenance import statement
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
 from phases.results import Results
+from phases.rollout.hot import HotSwitch
 from phases.rollout.production import Production, WorkerState
 from phases.rollout.report import table
 from phases.rollout.rollback import Rollback
@@ -55,9 +56,21 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
     if ended.state == "safe" and ended.hot:
         reason = f"traffic safe ({ended.hot.describe()}), not restored: {', '.join(ended.left)}"
     gate = GateOutcome(ROLLBACK_PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))
-    results = Results(ROLLBACK_PHASE, run.kernel.name, facts={"timeline": list(ended.events), "rollback": ended.to_json()})
+    return _write(run, gate, {"timeline": list(ended.events), "rollback": ended.to_json()}, detected, clock, progress)
+
+
+def record_undone(run: PhaseRun, switch: HotSwitch, reason: str, begun: float, clock: Clock, progress: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint of a hot fallback taken back: with it the newest rollback has left nothing to restore, unless a rank did not go along."""
+    outcome = RuleOutcome("rollback", Verdict.FAIL if switch.missing else Verdict.PASS, f"hot fallback taken back: {switch.describe()}", n=switch.ranks,
+                          source="the word of each rank")  # fmt: skip
+    back = {"state": "undone", "verified": not switch.missing, "reason": reason, "hot": switch.to_json()}
+    return _write(run, GateOutcome(ROLLBACK_PHASE, (outcome,)), {"rollback": back}, begun, clock, progress)
+
+
+def _write(run: PhaseRun, gate: GateOutcome, facts: dict[str, Any], detected: float, clock: Clock, progress: Callable[[str], None]) -> Checkpoint:
+    results = Results(ROLLBACK_PHASE, run.kernel.name, facts=facts)
     files = {RESULTS: canonical_json(results.to_json()), GATE: canonical_json(gate.to_json()), "rollback.txt": table(results).encode()}
-    draft = Draft(ROLLBACK_PHASE, verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
+    draft = Draft(ROLLBACK_PHASE, gate.verdict, run.kernel.name, f"{run.record.run_id}@{int(detected * 1000)}", files, ledger_source.describe(Git(run.repo)),
                   clock.now(), {}, f"{run.playbook.name} sha256:{run.playbook.digest}")  # fmt: skip
     draft.files[PROVENANCE] = statement(draft, detected)
     checkpoint = ledger_of(run.playbook, progress).record(draft)

@@ -8,6 +8,7 @@ from phases.results import Measurement, Results
 
 STATES = {
     "restored": "restored, every worker observed on a release that was verified good",
+    "undone": "the hot fallback was taken back: running servers use the kernel of their release",
     "safe": "safe, not restored: no rank runs the candidate's kernel; `phase rollback` restores by restarts",
     "incomplete": "INCOMPLETE, a person is needed",
 }

@@ -52,7 +52,7 @@ class RolledBack:
     at: float
     verified: bool
     reason: str
-    state: str = ""  # restored; safe: no traffic on the candidate's kernel, restarts still to come; incomplete
+    state: str = ""  # restored; undone: the hot fallback was taken back; safe: no traffic on the candidate's kernel, restarts still to come; incomplete
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
     live = next((found for run in latest if owner and (found := live_state.read(run.path))), None)
     waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
-    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), _rolled_back(ledger, mine),
+    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), rolled_back(ledger, mine),
                     lost.warning(ledger), taken_down.of_playbook(playbook))  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
     return None
 
 
-def _rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
+def rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
     """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
     for found in reversed(mine):
         if found.phase == ROLLBACK_PHASE:

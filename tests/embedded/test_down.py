@@ -120,6 +120,17 @@ def test_leases_end_with_their_services_and_status_tells_when_and_by_whom(small:
     assert small.phase.json("status")["taken_down"] == {**first, "purged": True}
 
 
+def test_a_hot_fallback_taken_back_leaves_nothing_to_restore(small: Small) -> None:
+    _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}})
+    assert "NOT restored" in small.phase("status", "--no-fleet").stdout
+    _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": True, "state": "undone", "reason": "false alarm"}})
+    shown = small.phase("status", "--no-fleet", "--textfile", "state.prom").stdout
+    assert "NOT restored" not in shown and "hot fallback taken back: false alarm" in shown
+    text = (small.repository.path / "state.prom").read_text()
+    [verified] = [line for line in text.splitlines() if line.startswith("phasegate_rollback_verified{")]
+    assert "0002-rollback-PASS" in verified and float(verified.split()[-1]) == 1
+
+
 def test_what_a_rollback_left_to_restore_alarms_nobody_once_its_workers_are_gone(small: Small) -> None:
     _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}})
     assert "NOT restored" in small.phase("status", "--no-fleet").stdout

@@ -286,6 +286,7 @@ def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(sma
     assert "traffic is safe (hot fallback), NOT restored" in shown.stdout and shown.stdout.count("fell back") == 2
     undone = phase("rollback", "--hot", "--undo", "--yes")
     assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: lock on w2: locked by" in undone.stdout
+    assert "recorded as 0002-rollback-FAIL" in undone.stdout and "taken back on some servers only" in phase("status", "--no-fleet").stdout
     assert (small.byte("w1"), small.byte("w2")) == (b"c", b"i")  # another run's lease holds w2, and only its run may go forwards there
     subprocess.run(["git", "symbolic-ref", "HEAD", "refs/heads/checkpoints"], cwd=repo, check=True)  # the ledger refuses a branch checked out
     unrecorded = phase("rollback", "--hot", "--yes")
