@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phases.embedded import taken_down
 from phases.engine.files import write_atomically
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Facts, StepContext
+from phases.errors import UsageError
 from phases.fleet.bundle import Bundle
 from phases.fleet.fleet import Fleet
 from phases.fleet.settings import FleetSettings
@@ -37,8 +39,10 @@ class Live:
         return section(self.run, "production")
 
     def production(self, context: StepContext) -> Production:
-        """Connect, and go on renewing what an earlier process of this run left under a lease."""
+        """Connect, and go on renewing what an earlier process of this run left under a lease. UsageError where its fleet was taken down since."""
         if self._production is None:
+            if context.facts:  # it is resumed, past the step that starts an embedded fleet
+                _require_not_taken_down(self.run)
             self._production = open_production(self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress)
             self._production.token = lock_token(self.run.work)
             adopt_leases(self._production)
@@ -64,6 +68,12 @@ class Live:
             self._production.close()
             self._production = None
         return {}
+
+
+def _require_not_taken_down(run: PhaseRun) -> None:
+    record = taken_down.of_playbook(run.playbook)
+    if record is not None and record.is_down:
+        raise UsageError(f"{record.describe()}, and with it what this run had begun.", hint="Begin anew, without --resume: that starts the fleet again.")
 
 
 def lock_token(work: Path) -> str:

@@ -23,10 +23,13 @@ from phases.embedded.taken_down import TakenDown
 from phases.engine.clock import SystemClock
 from phases.engine.lock import Lock
 from phases.engine.run_directory import state_directory
+from phases.engine.session import plan_run
+from phases.engine.steps import StepContext
 from phases.errors import UsageError
 from phases.fleet.lease import read_lease
 from phases.fleet.services import ProcessDriver
 from phases.processes import Life, life_of
+from phases.rollout.live import Live
 from phases.serving.host import LocalHost
 from phases.verdict import Verdict
 from tests.cli.conftest import Phase
@@ -158,6 +161,20 @@ def test_workers_that_were_only_stopped_come_back_as_they_were(tmp_path: Path) -
     taken_down.note_start(home, 40.0)
     again = taken_down.read(home)
     assert again and again.started == 30.0 and again.settles(15.0) and not again.is_down
+
+
+def test_a_run_does_not_go_on_with_a_fleet_that_was_taken_down_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    repository = Repository(tmp_path / "mine")
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("name: light\n", f"name: light\n{PRODUCTION}") + CANARY)
+    home, playbook = home_of(repository.path, "light"), repository.playbook
+    live = Live(plan_run(playbook, playbook.phase("tp8-canary"), SystemClock()))
+    resumed = StepContext(tmp_path, {"look at the fleet": {}}, lambda line: None, SystemClock())
+    taken_down.write(home, TakenDown(10.0, "Ada", 20.0, purged=True))
+    with pytest.raises(UsageError, match="taken down 1970-01-01 00:00 UTC by Ada, and with it what this run had begun") as refused:
+        live.production(resumed)
+    assert "without --resume" in refused.value.hint and not home.exists(), "nobody made a fleet by asking for the old one"
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"begun": "now", "by": "Ada"}', '{"begun": 1, "by": "Ada", "ended": "then"}', '{"begun": 1, "by": "Ada", "more": 1}'])
