@@ -61,7 +61,10 @@ BAD = [
     ({"chunk": -1}, "chunk is -1; give 0"),
     ({"max_q": 2}, "stream 1 has 3 queries, over max_q=2; raise max_q"),
     ({"max_prefix": 4}, r"prefix_lens\[0\] is 6, over max_prefix=4; raise"),
+    ({"chunk": 1 << 32}, "chunk is 4294967296; give 0"),
     ({"max_q": -1}, "max_q is -1; it must not be negative"),
+    ({"max_prefix": 1 << 31}, "max_prefix is 2147483648; it must not be negative nor 2.31 or more"),
+    ({"qo_indptr": torch.tensor([9, 5, 0]), "check_values": False}, "max_q is -4; .*: check the index tensors"),  # as on a GPU: nobody looks
     ({"variant": "hopper"}, "variant 'hopper' does not run on cpu; there: naive, torch_gemm, cpu, or auto"),
     # values
     ({"qo_indptr": torch.tensor([0, 3, 2])}, "qo_indptr falls from 3 to 2 at stream 1"),

@@ -125,7 +125,7 @@ def make_problem(
     if kind is Mask.BITS and mask.shape[1] * 32 < max_q:
         raise InputError(f"mask has {mask.shape[1]} words a row, enough for {mask.shape[1] * 32} draft rows, but a "
                          f"stream has {max_q}; give [tokens, {-(-max_q // 32)}] (see masks.pack_bits)")
-    if not 0 <= chunk:
+    if not 0 <= chunk < 1 << 31:
         raise InputError(f"chunk is {chunk}; give 0 (off) or the number of keys a split")
     index64, (qo_indptr, kv_indptr, kv_indices, draft_slots, mask_indptr) = _one_width(
         qo_indptr, kv_indptr, kv_indices, draft_slots, mask_indptr)
@@ -306,13 +306,13 @@ def _byte_mask(mask: Tensor, indptr: Tensor | None, kind: Mask, qo_indptr: Tenso
 
 
 def _bound(name: str, given: int | None, look, q: Tensor) -> int:
-    if given is not None:
-        if given < 0:
-            raise InputError(f"{name} is {given}; it must not be negative")
-        return int(given)
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+    """The bound as given or found, also where the values of the index tensors are not checked: kernels plan on the host by it, as an int32."""
+    if given is None and q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise InputError(f"{name} must be given while a CUDA graph is captured: finding it would wait for the device")
-    return look()
+    bound = int(look() if given is None else given)
+    if not 0 <= bound < 1 << 31:
+        raise InputError(f"{name} is {bound}; it must not be negative nor 2^31 or more" + ("" if given is not None else ": check the index tensors"))
+    return bound
 
 
 def _one_width(*tensors: Tensor | None) -> tuple[int, list[Tensor | None]]:
