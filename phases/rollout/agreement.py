@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phases.errors import PhaseError
+from phases.errors import PhaseError, ServingError
 from phases.results import Measurement
 from phases.rollout.settings import AgreementSettings
 from phases.serving import outputs
@@ -147,7 +147,11 @@ class AgreementWatch:
 
 
 def _answers(client: Asked, prompts: Sequence[Prompt], tokens: int) -> dict[str, Completion]:
-    return {prompt.name: client.generate(prompt.text, tokens) for prompt in prompts}
+    found = {prompt.name: client.generate(prompt.text, tokens) for prompt in prompts}
+    for answer in found.values():
+        if len(answer.logprobs) != len(answer.tokens):  # with none, there would be nothing to be off by
+            raise ServingError(f"{client.name} answered with {len(answer.tokens)} tokens and {len(answer.logprobs)} log-probabilities.", hint="See its log.")
+    return found
 
 
 def _judge(answers: Sequence[Completion], scores: Sequence[Score], tie: float) -> tuple[float, float]:

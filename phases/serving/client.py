@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +81,15 @@ class Client:
         """Greedy completion of exactly `tokens` tokens with their log-probabilities."""
         body = self._body(prompt, tokens)
         started = time.monotonic()
-        data = self._stream(body) if stream else self._post("/generate", body)
-        return _completion(data, time.monotonic() - started)
+        with self._understood("/generate"):
+            data = self._stream(body) if stream else self._post("/generate", body)
+            return _completion(data, time.monotonic() - started)
 
     def tokenize(self, prompt: str) -> list[int]:
         """The server's own ids of a prompt (SGLang says 0 for the vocabulary's last, which no text of a real model has)."""
         body = self._body(prompt, 1) | {"logprob_start_len": 0}
-        return [int(row[1]) for row in self._prompt_rows(body)["input_token_logprobs"]]
+        with self._understood("/generate"):
+            return [int(row[1]) for row in self._prompt_rows(body)["input_token_logprobs"]]
 
     def score(self, prompt: list[int], tokens: tuple[int, ...]) -> Score:
         """Teacher-force `tokens` after `prompt`.
@@ -93,6 +97,10 @@ class Client:
         Raises:
             ScoringError: the rows that came back are not those of `tokens`.
         """
+        with self._understood("/generate"):
+            return self._score(prompt, tokens)
+
+    def _score(self, prompt: list[int], tokens: tuple[int, ...]) -> Score:
         body = self._body([*prompt, *tokens], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": 1}
         meta = self._prompt_rows(body)
         given, best = meta["input_token_logprobs"][-len(tokens) :], meta["input_top_logprobs"][-len(tokens) :]
@@ -123,11 +131,21 @@ class Client:
             return False
 
     def server_info(self) -> dict[str, Any]:
-        return self._get("/server_info").json()
+        with self._understood("/server_info"):
+            return dict(self._get("/server_info").json())
 
     def metrics(self) -> str:
         """The Prometheus text of /metrics."""
         return self._get("/metrics").text
+
+    @contextlib.contextmanager
+    def _understood(self, path: str) -> Iterator[None]:
+        """What cannot be read as the answer it should be: a sick server, or another program, says 200 to anything."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as fault:
+            reason = f"{type(fault).__name__} {fault}"[:200]
+            raise ServingError(f"{self.name} answered {path} with something else than SGLang does ({reason}).", hint="See its log.") from fault
 
     def _body(self, prompt: str | list[int], tokens: int) -> dict[str, Any]:
         key = "text" if isinstance(prompt, str) else "input_ids"

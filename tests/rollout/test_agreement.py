@@ -69,6 +69,13 @@ def test_not_a_number_never_agrees():
     assert compare(Server("canary", off=math.nan), Server("control"), SETTINGS).reason != ""
 
 
+def test_an_answer_without_log_probabilities_is_no_agreement(monkeypatch):
+    whole = Server.generate
+    monkeypatch.setattr(Server, "generate", lambda self, *asked: dataclasses.replace(whole(self, *asked), logprobs=()))
+    with pytest.raises(ServingError, match="(canary|control) answered with 8 tokens and 0 log-probabilities"):
+        compare(Server("canary"), Server("control"), SETTINGS)
+
+
 def test_both_get_the_same_load():
     """Else asking would make one arm of a bake look slower. Only tokenizing, one short prefill a prompt, is the teacher's alone."""
     canary, control = Server("canary"), Server("control")

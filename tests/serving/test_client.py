@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import requests
 
 from phases.errors import ServingError
 from phases.serving import outputs, phase_two
@@ -82,3 +84,25 @@ def test_a_scoring_that_fails_names_the_prompt_and_keeps_what_was_answered(teach
     assert kept["candidate"] == kept["incumbent"] == outputs.as_json(collected)
     assert kept["candidate"][0]["tokens"] == list(GIVEN) and kept["candidate"][0]["logprobs"][1] == "nan"
     assert kept["scoring"]["given"] == list(GIVEN) and kept["scoring"]["rows"][2][1] == "44" and "secret" not in path.read_text()
+
+
+GARBAGE = [
+    b"", b"<html>", b"{}", b"[]", b"null", b'{"meta_info": null}', b'{"meta_info": {"output_token_logprobs": [[null, 1, null]]}}', b'{"output_ids": 5, "meta_info": {}}',
+    b'{"meta_info": {"prompt_tokens": "x"}}', b'data: {bad\n\n', b"data: 5\n\ndata: [DONE]\n\n", b'{"meta_info": {"input_token_logprobs": null, "input_top_logprobs": null}}',
+    b'{"meta_info": {"input_token_logprobs": [[null, 7, null]], "input_top_logprobs": [null]}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GARBAGE, ids=repr)
+def test_whatever_a_server_answers_is_one_error_that_names_it(monkeypatch, body):
+    """Else a sick canary would end the run as an internal error, with the canary still where it is."""
+    answer = requests.Response()
+    answer.status_code, answer.raw = 200, io.BytesIO(body)
+    client = Client("http://nowhere", "w1")
+    monkeypatch.setattr(client._session, "request", lambda *a, **k: answer)
+    for ask in (lambda: client.generate("hi", 2), lambda: client.generate("hi", 2, stream=True), lambda: client.score([1], (7,)), lambda: client.tokenize("hi"), client.server_info):
+        answer.raw, answer._content, answer._content_consumed = io.BytesIO(body), False, False
+        try:
+            ask()
+        except ServingError as fault:
+            assert "w1" in fault.message
