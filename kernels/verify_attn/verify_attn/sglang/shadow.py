@@ -88,7 +88,7 @@ class Shadow:
         try:
             rate = float(text)
         except ValueError:
-            rate = math.nan
+            raise ValueError(f"VERIFY_ATTN_SHADOW is {text!r}; give the share of verify steps to compare, 0 to 1") from None
         return cls(rate, control, os.environ.get("VERIFY_ATTN_FACTS"), seed=os.getpid())
 
     def due(self) -> bool:
