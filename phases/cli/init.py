@@ -20,6 +20,7 @@ FILES = {
     "contract.py.txt": "src/NAME/contract.py",
     "README.md.txt": "README.md",
 }
+IGNORED = "__pycache__/\n# pages of `phase report`: from Phase 2 on a run refuses what is not committed\n[0-9][0-9][0-9][0-9]-*-*.html\n"
 
 
 @click.command(epilog=example("phase init my_kernel", "cd my_kernel && git add . && git commit -m start && phase run"))
@@ -58,6 +59,10 @@ def _scaffold(directory: Path, name: str) -> list[str]:
         path = directory / target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("NAME", name))
+    ignore = directory / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text(IGNORED)
+        targets["ignored"] = ignore.name
     return sorted(targets.values())
 
 

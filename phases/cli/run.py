@@ -115,11 +115,11 @@ def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) 
     """Said before an earlier phase takes its minutes: a later one will not start."""
     from phases.engine.source import repository_of
     from phases.ledger.git import Git
-    from phases.ledger.source import describe
+    from phases.ledger.source import changed_paths
 
     strict = [section.name for section in sections[1:] if section.kind.clean_tree]
-    if strict and describe(Git(repository_of(playbook.path)))["dirty"]:
-        note(f"there are uncommitted changes: {strict[0]} will refuse them, so commit first if you want to get that far")
+    if strict and (changed := changed_paths(Git(repository_of(playbook.path)))):
+        note(f"there are uncommitted changes ({changed}): {strict[0]} will refuse them, so commit first if you want to get that far")
 
 
 def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:

@@ -180,10 +180,10 @@ def _require_same(record: RunRecord, playbook: Playbook, repo: Path) -> None:
 
 
 def _require_clean(section: PhaseSection, repo: Path) -> None:
-    if section.kind.clean_tree and ledger_source.describe(Git(repo))["dirty"]:
+    if section.kind.clean_tree and (changed := ledger_source.changed_paths(Git(repo))):
         raise UsageError(
-            f"{section.name} refuses uncommitted changes: what runs in production must be in git.",
-            hint="Commit or remove what `git status` lists.",
+            f"{section.name} refuses uncommitted changes ({changed}): what runs in production must be in git.",
+            hint="Commit them, or remove what git does not know.",
         )
 
 

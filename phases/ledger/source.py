@@ -38,3 +38,9 @@ def describe(git: Git) -> dict[str, Any]:
         "changed": changed[:_LISTED],
         "difference": difference,
     }
+
+
+def changed_paths(git: Git, most: int = 5) -> str:
+    """The first few paths of `describe`'s `changed`, in words; empty when the tree is clean."""
+    paths = [entry[3:] for entry in describe(git)["changed"]]
+    return ", ".join(paths[:most]) + (f" and {len(paths) - most} more" if len(paths) > most else "")

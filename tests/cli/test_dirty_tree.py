@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from phases.cli.run import _warn_of_dirty_tree
+from phases.engine.session import _require_clean
+from phases.errors import UsageError
 from phases.playbook.loader import load
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,13 @@ def test_said_once_when_dirty_and_a_later_phase_is_strict(playbook: Path, capsys
     assert capsys.readouterr().err == ""
     (playbook.parent / "new.py").write_text("x = 1\n")
     _warn_of_dirty_tree(loaded, loaded.phases)
-    assert "sglang-integration will refuse them" in capsys.readouterr().err
+    assert "(new.py): sglang-integration will refuse them" in capsys.readouterr().err
     _warn_of_dirty_tree(loaded, loaded.phases[:1])
     assert capsys.readouterr().err == ""
+
+
+def test_the_refusal_names_what_is_not_committed(playbook: Path) -> None:
+    for number in range(7):
+        (playbook.parent / f"new{number}.py").write_text("x = 1\n")
+    with pytest.raises(UsageError, match=r"\(new0.py, new1.py, .*new4.py and 2 more\)"):
+        _require_clean(load(playbook).phase("sglang-integration"), playbook.parent)

@@ -60,6 +60,16 @@ def test_init_overwrites_nothing(tmp_path):
     assert mine.read_text() == "precious"
 
 
+def test_a_page_of_a_report_leaves_the_tree_clean_and_an_own_gitignore_stays(tmp_path):
+    call = Phase(tmp_path)
+    call("init", "mine")
+    (tmp_path / "mine" / "0001-build-parity-PASS.html").write_text("page")
+    assert "0001" not in git(tmp_path / "mine", "status", "--porcelain", "--untracked-files=all")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".gitignore").write_text("precious\n")
+    assert ".gitignore" not in call.json("init", "other")["files"] and (tmp_path / "other" / ".gitignore").read_text() == "precious\n"
+
+
 @pytest.mark.parametrize("name", ["9lives", "class", "a-b", "../x", "Ünï"])
 def test_init_refuses_names_python_cannot_import(tmp_path, name):
     assert "cannot be the name" in Phase(tmp_path)("init", "d", "--name", name, code=2).stderr
