@@ -11,7 +11,7 @@ from phases.cli.common import harmless
 from phases.report.strips import strip
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
 SHOWN_LINES = 4
@@ -35,14 +35,14 @@ class RunningStep:
         if not is_look(line):
             self.lines.append(harmless(line))
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.console import Group
         from rich.text import Text
 
         self._spinner.update(text=_line(f"{self.label} ({time.monotonic() - self.begun:.0f} s)", ""))
-        rows = [*look_lines(self.look)] if self.look else []
+        rows = [*look_lines(self.look, options.max_width)] if self.look else []
         said = [_line(f"    {line}", "dim") for line in tuple(self.lines)]  # a copy: it is drawn in a thread of its own
-        return Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))
+        yield Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))
 
 
 def is_look(line: str) -> bool:
@@ -50,13 +50,15 @@ def is_look(line: str) -> bool:
     return re.match(r"\s*\d+ s  ", line) is not None
 
 
-def look_lines(look: dict[str, Any]) -> list[Text]:
+def look_lines(look: dict[str, Any], width: int) -> list[Text]:
     """Hosts, share and time of a canary, then a row a test: estimate, interval, limit and where they lie."""
-    return [_line(f"    {look_head(look)}", ""), *(_test_line(row) for row in look["tests"])]
+    return [_line(f"    {look_head(look)}", ""), *(_test_line(row, width) for row in look["tests"])]
 
 
 def look_head(look: dict[str, Any]) -> str:
     arms = " against ".join(f"{arm} {_few(names)}" for arm, names in look["arms"].items())
+    if len(look["arms"]) == 2 and len({tuple(names) for names in look["arms"].values()}) == 1:
+        arms = f"both kernels in turns on {_few(next(iter(look['arms'].values())))}"
     counted = look.get("requests", {})
     total = sum(counted.values())
     share = f", {counted.get('canary', 0) / total:.0%} of {total:.0f} requests to the canary" if total else ""
@@ -64,8 +66,8 @@ def look_head(look: dict[str, Any]) -> str:
     return f"{arms}: {look['elapsed']:.0f} s of {look['bake']:.0f} s{latest}{share}"
 
 
-def look_row(row: dict[str, Any]) -> str:
-    """One test in plain text."""
+def look_row(row: dict[str, Any], width: int) -> str:
+    """One test in plain text, with its drawing where `width` columns hold all of it: half a drawing shows nothing."""
     if row["estimate"] is None:
         return f"{row['name']:<16} nothing to compare yet (n {row['n']})"
     low, high = ("?" if row[side] is None else f"{row[side]:.3g}" for side in ("low", "high"))
@@ -74,13 +76,14 @@ def look_row(row: dict[str, Any]) -> str:
     if threshold is not None:
         limit = f"  limit {threshold:.3g}"
         drawn = strip(row["estimate"], row["low"], row["high"], threshold, 1.0 if row["unit"] == "ratio" else 0.0)
-    return f"{row['name']:<16} {row['estimate']:>6.3g} [{low}, {high}]{limit}  n {row['n']}".ljust(62) + drawn
+    numbers = f"{row['name']:<16} {row['estimate']:>6.3g} [{low}, {high}]{limit}  n {row['n']}"
+    return whole if len(whole := numbers.ljust(62) + drawn) <= width else numbers
 
 
-def _test_line(row: dict[str, Any]) -> Text:
+def _test_line(row: dict[str, Any], width: int) -> Text:
     text = _line("    ", "")
     text.append(f"{outcome_word(row):<5}", style=_STYLES.get(row["outcome"], ""))  # first: a narrow terminal cuts the end
-    text.append(look_row(row))
+    text.append(look_row(row, width - len(text)))
     return text
 
 

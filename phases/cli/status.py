@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -175,11 +176,11 @@ def _running(seen: Overview, option: str) -> list[Block]:
     if seen.live:
         from phases.cli.live_view import is_look, look_head, look_row, outcome_word
 
-        state = seen.live
+        state, room = seen.live, shutil.get_terminal_size().columns - 7
         said = "" if is_look(state["said"]) else f": {state['said']}"
         lines.append(line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}{said}"))
         if look := state.get("look"):
-            lines += [line(f"  {look_head(look)}"), *(line(f"  {outcome_word(row):<5}{look_row(row)}") for row in look["tests"])]
+            lines += [line(f"  {look_head(look)}"), *(line(f"  {outcome_word(row):<5}{look_row(row, room)}") for row in look["tests"])]
     return lines
 
 

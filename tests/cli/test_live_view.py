@@ -64,13 +64,19 @@ def test_a_look_is_plain_json(look):
     import json
 
     assert json.loads(json.dumps(look)) == look
-    assert look_row(look["tests"][0]).count("●") == 1
+    assert look_row(look["tests"][0], 93).count("●") == 1 and "●" not in look_row(look["tests"][0], 92)
 
 
 def test_a_soak_has_one_arm_and_its_own_length():
     judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=1800.0)
     head = look_head(look_facts(5.0, [], judge, {"all workers": [_host(f"w{n}") for n in range(1, 7)]}, 50.0))
     assert head == "all workers w1, w2, w3, w4 and 2 more: 5 s of 50 s"
+
+
+def test_a_switchback_has_both_kernels_on_the_same_workers():
+    judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=300.0)
+    head = look_head(look_facts(5.0, [], judge, {"canary": [_host("w1")], "control": [_host("w1")]}))
+    assert head == "both kernels in turns on w1: 5 s of 300 s"
 
 
 def test_a_run_can_be_looked_at_from_elsewhere_while_it_works(repository):
