@@ -101,11 +101,13 @@ def _write_file(found: Checkpoint, files: dict[str, bytes], name: str) -> None:
 @playbook_option
 @json_option
 def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> None:
-    """Compare the benchmarks of two checkpoints case by case: ratio of medians with its interval."""
+    """Compare the benchmarks of two checkpoints of one phase, case by case: ratio of medians with its interval."""
     from phases.report import diff as report_diff
 
     ledger = _ledger(playbook_path)
     before, after = ledger.find(first), ledger.find(second)
+    if before.phase != after.phase:
+        raise UsageError(f"{before.name} and {after.name} are of two phases: nothing in them compares.", hint="`phase checkpoint list` shows which are of one.")
     compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
     if as_json:
         print_json({"first": before.to_json(), "second": after.to_json(), "diff": compared.to_json()})

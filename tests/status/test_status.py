@@ -164,3 +164,11 @@ def test_a_ledger_that_was_set_back_is_told_of(repository, phase):
     told = phase.json("status")["lost"]
     assert "checkpoint/0001-approve-" in told and "git update-ref refs/heads/checkpoints" in told
     assert "Lost: checkpoint/0001-approve-" in phase("status").stdout
+
+
+def test_checkpoints_of_two_phases_are_not_compared(repository, phase):
+    repository.run()
+    _record(repository, "tp8-canary", Verdict.PASS, {})
+    said = phase("checkpoint", "diff", "1", "2", code=2).stderr
+    assert "0001-build-parity-PASS and 0002-tp8-canary-PASS are of two phases" in said.replace("\n  ", " ") and "phase checkpoint list" in said
+    assert "no benchmark on either side" in phase("checkpoint", "diff", "2", "2").stdout
