@@ -53,6 +53,8 @@ def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: 
     """Show what a gate concluded, verdict first: each rule's estimate, interval, samples, threshold and source; benchmark; canary against
     control; rollback timeline; what changed since the last approved checkpoint; provenance.
 
+    CHECKPOINT is a number, a name, a digest or a phase; without it, the newest of the playbook.
+
     Exits with 0 whatever the verdict: showing it worked. Nothing is decided unless you answer.
     """
     playbook = load_playbook(playbook_path)

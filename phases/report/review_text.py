@@ -99,7 +99,8 @@ def _bake(view: ReportView) -> list[Block]:
         limit = test["margin"] + equal
         numbers = f"  {test['name']}: {decided}; at {at:.0f} s {_number(estimate)}, {_interval(low, high)}, limit {_number(limit)}, {len(test['looks'])} looks"
         lines += [line(numbers), line(f"    {strip(estimate, low, high, limit, equal)}")]
-    return [*_title("Canary against control"), *lines] if lines else []
+    key = line("  ● estimate, ─ interval, ┼ no difference, │ limit; ◂ and ▸: it goes on")
+    return [*_title("Canary against control"), *lines, key] if lines else []
 
 
 def _load(view: ReportView) -> list[Block]:

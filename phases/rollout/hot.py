@@ -122,7 +122,7 @@ class HotSwitch:
 
     def describe(self) -> str:
         done = [answer.host for answer in self.affected if not answer.missing]
-        said = f"{self.ranks} ranks of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s" if done else "no rank switched"
+        said = f"{self.ranks} rank{'s' * (self.ranks != 1)} of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s" if done else "no rank switched"
         return "; ".join([said, *(f"{host}: {why}" for host, why in self.missing.items())])
 
     def to_json(self) -> dict[str, Any]:

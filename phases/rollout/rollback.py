@@ -181,7 +181,7 @@ def _make_traffic_safe(production: Production, states: list[WorkerState], moved:
         except RouterError as fault:  # the worker goes back all the same
             production.progress(fault.message)
     if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
-        timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=f"{len(out)} workers out of service")
+        timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=f"{len(out)} worker{'s' * (len(out) != 1)} out of service")
     elif moved:
         timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available")
 

@@ -45,7 +45,7 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
         require_metrics(live.production(context), run.settings.judge)
         return {"environment": environment, "workers": [s.describe() for s in states], "digests": {side: b.digest for side, b in bundles.items()}}
 
-    return Step(FLEET, f"{len(fleet_settings(run).workers())} workers reached, serving, in service, on one release", look, detail=detail)
+    return Step(FLEET, f"each of {len(fleet_settings(run).workers())} workers must be reached, serving, in service, and all on one release", look, detail=detail)
 
 
 def push_releases(run: PhaseRun, live: Live, hosts: Sequence[Host]) -> Step:
