@@ -71,7 +71,7 @@ def _stop_all(home: Path, repo: Path, name: str, settings: EmbeddedFleetSettings
     failed: dict[str, str] = {}
     with Fleet(hosts, limit=max(1, len(hosts))) as reached:
         _require_nobody_at_work(reached)
-        taken_down.write(home, begun)
+        _write_begun(home, begun, purge)
         act = lambda session: end_service(session, fleet.service.driver(session.host), clock, REASON)  # noqa: E731
         for worker, result in reached.each(act, deadline=SECONDS + fleet.service.drain).items():
             if not result.ok and not (purge and _stop_without_agent(result.host, fleet.service.driver(result.host), progress)):
@@ -87,6 +87,14 @@ def _stop_all(home: Path, repo: Path, name: str, settings: EmbeddedFleetSettings
         raise FleetError(f"{', '.join(failed)} could not be stopped: {'; '.join(failed.values())}",
                          hint=f"Mend what it names, or end its processes by hand, then try again.{hint}", host=next(iter(failed)))  # fmt: skip
     return running
+
+
+def _write_begun(home: Path, begun: TakenDown, purge: bool) -> None:
+    try:
+        taken_down.write(home, begun)
+    except OSError:
+        if not purge:  # which gives a full disk its space back: that must not fail for want of it
+            raise
 
 
 def _require_nobody_at_work(fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ Hosts, leases, guards and services are the real ones; the service is a small one
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from phases.embedded import taken_down
+from phases.embedded.down import down
 from phases.embedded.fleet import fleet_of, home_of
 from phases.embedded.taken_down import TakenDown
 from phases.engine.clock import SystemClock
@@ -238,6 +240,24 @@ def test_a_worker_that_cannot_be_asked_is_named_and_a_purge_ends_it_all_the_same
     assert "w2 could not be stopped" in refused.stderr and "--purge" in refused.stderr and small.running() == ["w2"]
     purged = small.phase("fleet", "down", "--purge")
     assert "w2: its records cannot be read" in purged.stderr and "w2" in purged.stdout and small.running() == [] and not small.home.exists()
+
+
+def test_a_purge_works_on_a_disk_that_is_full(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = taken_down.write
+
+    def full(home: Path, record: TakenDown) -> None:  # until the directories are gone
+        if home.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(home, record)
+
+    monkeypatch.setattr(taken_down, "write", full)
+    took = lambda **purge: down(small.repository.path, "light", small.settings, by="Ada", clock=SystemClock(), progress=print, **purge)  # noqa: E731
+    with pytest.raises(OSError, match="No space left"):
+        took()
+    assert small.running() == ["w1", "w2", "router"]
+    assert took(purge=True) == ["w1", "w2", "router"] and not small.home.exists()
+    record = taken_down.read(small.home)
+    assert record and record.is_down and record.purged
 
 
 def test_workers_that_the_playbook_names_no_more_are_ended_too(small: Small) -> None:
