@@ -21,6 +21,7 @@ from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.clock import Clock
 from phases.errors import AnalysisError
+from phases.rollout.looks import Looks, name_of
 from phases.rollout.metrics import Read, as_scrape, read_metrics
 from phases.rollout.prometheus_source import SourceError
 from phases.rollout.reference import Level, Recorder
@@ -46,12 +47,12 @@ class Verdict:
         reference: the control's own latencies, for watching after a rollout, when no control is left.
         requests: answers by arm.
         agreements: comparisons of outputs with the incumbent's, as JSON.
-        looks: by test name, [seconds since the start, estimate, low, high] at each look.
+        looks: what each look found, by test name.
     """
 
     outcome: Outcome
     decisions: tuple[Decision, ...]
-    looks: dict[str, list[list[float | None]]]
+    looks: Looks
     seconds: float
     fault: Fault | None = None
     reference: tuple[Level, ...] = ()
@@ -69,8 +70,8 @@ class Verdict:
         """results.facts["sequential"]: what the report draws, one entry a test."""
         return [
             {
-                "name": f"{d.metric} {d.statistic}", "unit": d.unit, "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
-                "looks": self.looks[_name(d)], "decided_at": d.seconds_to_decide, "verdict": d.outcome.value, "reason": d.reason,
+                "name": name_of(d), "unit": d.unit, "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
+                "looks": self.looks.rows.get(name_of(d), []), "decided_at": self.looks.decided.get(name_of(d)), "verdict": d.outcome.value, "reason": d.reason,
             }
             for d in self.decisions
         ]  # fmt: skip
@@ -119,7 +120,7 @@ class Bake:
         self._errors = {kind: ErrorTest(kind, tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.settings.window,
                                         deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source) for kind in ERRORS}  # fmt: skip
         self._counters = CounterWindows()
-        self._looks: dict[str, list[list[float | None]]] = {}
+        self._looks = Looks()
         self._reference = Recorder(self.settings.metrics)
         self._requests = {"canary": 0.0, "control": 0.0}
 
@@ -195,8 +196,7 @@ class Bake:
     def _look(self, now: float, elapsed: float) -> list[Decision]:
         self._take()
         decisions = [test.look(now) for test in (*self._histograms, *self._records, *self._errors.values())]
-        for decision in decisions:
-            self._looks.setdefault(_name(decision), []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
+        self._looks.add(elapsed, decisions)
         self.on_look(elapsed, decisions)
         return decisions
 
@@ -212,7 +212,3 @@ def outcome_of(decisions: Sequence[Decision], elapsed: float, settings: JudgeSet
     if elapsed >= settings.deadline:
         return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
     return Outcome.PASS if found == {Outcome.PASS} and elapsed >= settings.bake else Outcome.CONTINUE
-
-
-def _name(decision: Decision) -> str:
-    return f"{decision.metric} {decision.statistic}"

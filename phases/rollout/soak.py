@@ -11,7 +11,7 @@ from phases.errors import AnalysisError
 from phases.rollout.arms import kinds_of
 from phases.rollout.bake import Fault, Verdict
 from phases.rollout.metrics import as_scrape, reader
-from phases.rollout.looks import look_facts
+from phases.rollout.looks import Looks, look_facts
 from phases.rollout.production import Production
 from phases.rollout.reference import Level, Recorder, against
 from phases.rollout.settings import JudgeSettings
@@ -32,7 +32,7 @@ class Soak:
     digest: str
     context: StepContext
     lost: Collection[str] = ()
-    _looks: dict[str, list[list[float | None]]] = field(default_factory=dict)
+    _looks: Looks = field(default_factory=Looks)
 
     def __post_init__(self) -> None:
         self._read = reader(self.production.settings, self.production.workers)
@@ -74,9 +74,7 @@ class Soak:
         return next((Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None)
 
     def _note(self, elapsed: float, decisions: list[Decision], seconds: float) -> None:
-        for d in decisions:
-            if d.estimate is not None:
-                self._looks.setdefault(f"{d.metric} {d.statistic}", []).append([round(elapsed, 1), d.estimate, d.low, d.high])
+        self._looks.add(elapsed, [d for d in decisions if d.estimate is not None])
         told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f}x the reference: {d.outcome.value}" for d in decisions if d.estimate is not None)
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
         watched = [host for host in self.production.workers if host.name not in self.lost]

@@ -29,6 +29,7 @@ from phases.clock import Clock
 from phases.errors import AnalysisError
 from phases.rollout.bake import Fault, Look, Probes, Verdict, outcome_of
 from phases.rollout.hot import HotSwitch
+from phases.rollout.looks import Looks
 from phases.rollout.metrics import Read, as_scrape, read_metrics
 from phases.rollout.reference import Recorder
 from phases.rollout.settings import ERRORS, JudgeSettings, SwitchbackSettings
@@ -108,7 +109,7 @@ class Switchback:
         self._clipped = {(arm, name): Clipped(f"{name} {arm}") for arm in ARMS for name in self.workers}
         self._counters, self._reference = CounterWindows(), Recorder(self.settings.metrics)
         self._requests = dict.fromkeys(ARMS, 0.0)
-        self._looks: dict[str, list[list[float | None]]] = {}
+        self._looks = Looks()
         self._begun: set[tuple[str, str]] = set()
         self._check_took = 0.0
 
@@ -219,8 +220,7 @@ class Switchback:
 
     def _look(self, now: float, elapsed: float) -> list[Decision]:
         decisions = [test.look(now) for test in (*self._histograms, *self._records, *self._errors.values())]
-        for decision in decisions:
-            self._looks.setdefault(f"{decision.metric} {decision.statistic}", []).append([round(elapsed, 2), decision.estimate, decision.low, decision.high])
+        self._looks.add(elapsed, decisions)
         self.on_look(elapsed, decisions)
         return decisions
 

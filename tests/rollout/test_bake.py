@@ -83,6 +83,7 @@ def test_a_slow_canary_fails_early() -> None:
     assert verdict.outcome is Outcome.FAIL and verdict.seconds < 300.0
     (entry, errors, refusals) = verdict.facts()
     assert entry["verdict"] == "FAIL" and entry["looks"] and errors["name"] == "5xx excess_rate" and refusals["name"] == "4xx excess_rate"
+    assert entry["decided_at"] == entry["looks"][-1][0] and refusals["decided_at"] is None
     assert "slowdown" in verdict.reason
 
 

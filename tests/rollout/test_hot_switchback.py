@@ -111,7 +111,11 @@ def test_an_equal_candidate_passes_and_a_slow_one_fails(own, slow, outcome):
     assert e2e.low <= slow <= e2e.high
     canary, control = verdict.requests["canary"], verdict.requests["control"]
     assert canary > 0 and abs(canary - control) < 0.1 * control
-    assert verdict.reference and len(verdict.looks["e2e p50"]) == len(made.order) / 2
+    assert verdict.reference and len(verdict.looks.rows["e2e p50"]) == len(made.order) / 2
+    shown = next(row for row in verdict.facts() if row["name"] == "e2e p50")
+    first = next(look[0] for look in shown["looks"] if look[2 if outcome is Outcome.FAIL else 3] is not None and
+                 (look[2] > 1.2 if outcome is Outcome.FAIL else look[3] <= 1.2))  # fmt: skip
+    assert shown["decided_at"] == first > e2e.seconds_to_decide, "the report counts seconds since the bake began, lead-in and both kernels' turns"
 
 
 def test_blocks_hold_both_kernels_in_an_order_that_the_seed_draws():
