@@ -1,12 +1,12 @@
 // hopper_rows: bf16/fp16 tree-verify MLA attention for sm_90a (wgmma), latent 512 + rope 64, for many query rows a stream.
 //
 // Many rows fill 64-row matrix tiles, and rows on wgmma's M cost less shared-memory traffic and a cheaper softmax than keys on M (variant
-// hopper). Of use from several hundred rows (heads * q) a stream on: on an H200 as fast as hopper at 520, 1.28 times as fast at 2112.
+// hopper). Of use from several hundred rows (heads * q) a stream on: on an H200 as fast as hopper at 264, 1.15 times at 520, 1.45 times at 2112.
 //   S[64 rows x 64 keys]   = Q[64 x 576] * K^T         A = Q, B = key tile, both K-major in 128-byte swizzle
 //   O[64 rows x 256] each += P[64 x 64] * V            A = P in registers, B = half of the columns of the same key tile read N-major
 // One block per multiprocessor: two consumer warpgroups, a producer warpgroup that gathers key rows with cp.async (any page size), Q and two
 // 64-key buffers in shared memory. Consumer g owns the tiles of buffer g: S and softmax; P stays in its registers and goes through shared
-// memory to the same threads of the other consumer, and each accumulates its half of O.
+// memory to the same threads of the other consumer, and each accumulates its half of O. Pairs of tiles go through both in one fixed order.
 // Softmax is online in base 2 with a lazy reference, as in variant hopper: it moves only when a score exceeds it by more than 2^8.
 //
 // hopper_work.cuh has the work list and hopper_host.cuh the host side (both shared with variant hopper), hopper_rows_load.cuh the layout
@@ -29,7 +29,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
   Item *items = reinterpret_cast<Item *>(shared + Shared::kItems);
   bool deals = kGroup == 1 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
   Dealer<kRows> dealer;
-  Turn turn;
+  Turns turns;
   auto deal = [&](int at) {
     dealer.deal(p, plan, &items[at]);
     __syncwarp();
@@ -49,7 +49,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     }
     float o[4][32] = {};
     Rows state{{-INFINITY, -INFINITY}, {0.f, 0.f}};
-    Run<T, kGroup>{p, plan, item, shared, q_parity, p.scale * kLog2e}.attend(turn, state, o);
+    Run<T, kGroup>{p, plan, item, shared, q_parity, p.scale * kLog2e}.attend(turns, state, o);
     bool whole = item.parts == 1;
     if (whole) store_whole<T>(p, item, shared, state, o);
     if (speaks) barrier_arrive(kBase + Shared::kDrained);
@@ -59,8 +59,8 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
 
 __device__ __forceinline__ void init_barriers(char *shared) {
   if (shared_address(shared) != kBase) __trap();
-  for (int i = 0; i < 2 * kParts; ++i)  // only the owner reads the rope columns
-    barrier_init(kBase + Shared::kFull + i * 8, 128), barrier_init(kBase + Shared::kEmpty + i * 8, i % kParts ? 8 : 4);
+  for (int i = 0; i < 2 * kParts; ++i)
+    barrier_init(kBase + Shared::kFull + i * 8, 128), barrier_init(kBase + Shared::kEmpty + i * 8, 4);
   for (int i = 0; i < 3; ++i) barrier_init(kBase + Shared::kDealt + i * 8, 1);
   for (int i = 0; i < 2; ++i) barrier_init(kBase + Shared::kReady + i * 8, 4);
   barrier_init(kBase + Shared::kQFull, 128), barrier_init(kBase + Shared::kDrained, 8);

@@ -1,8 +1,8 @@
 // The producer side of the `hopper_rows` variant: where operands live in shared memory, and the warpgroup that gathers them there.
 //
-// A tile (64 keys x 576 columns) is loaded, awaited and freed in five parts: the rope columns, which only S reads, and four pairs of 64-column
-// chunks k and k + 4, which O of the two consumers frees together. So the first part of a tile is under way while the last one of the tile
-// that had its place is still in use.
+// Tiles go by pairs, the first to consumer 0, the second to consumer 1. A tile (64 keys x 576 columns) is loaded, awaited and freed in four
+// parts: two pairs of chunks whose O is consumer 0's, then two whose O is consumer 1's, the last with the rope columns. A part is freed by
+// that consumer alone.
 #pragma once
 #include "hopper_rows_ptx.cuh"
 #include "hopper_work.cuh"
@@ -10,7 +10,7 @@
 namespace va {
 namespace rows {
 
-constexpr int kRows = 64, kLatent = 512, kRow = 576, kParts = 5;
+constexpr int kRows = 64, kLatent = 512, kRow = 576, kParts = 4;
 constexpr int kConsumers = 256, kAll = 1;  // threads of both consumer warpgroups, and their named barrier
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time).
 constexpr uint32_t kBase = 1024;
@@ -18,20 +18,19 @@ constexpr uint32_t kBase = 1024;
 /* Shared memory, offsets in bytes; every operand starts at a multiple of 1024. */
 struct Shared {
   static constexpr int kQ = 0, kTiles = 73728, kProbs = 3 * 73728, kMisc = kProbs + 8192;  // kProbs: P of the last tile, as a thread's registers
-  static constexpr int kFull = kMisc, kEmpty = kMisc + 80;  // mbarriers [buffer][part]
-  static constexpr int kQFull = kMisc + 160, kDrained = kMisc + 168, kDealt = kMisc + 176, kReady = kMisc + 200;
-  static constexpr int kMoved = kMisc + 216, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
+  static constexpr int kFull = kMisc, kEmpty = kMisc + 64;  // mbarriers [buffer][part]
+  static constexpr int kQFull = kMisc + 128, kDrained = kMisc + 136, kDealt = kMisc + 144, kReady = kMisc + 168;
+  static constexpr int kMoved = kMisc + 184, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
   static constexpr int kReference = kAlpha + 512, kSums = kReference + 512, kBytes = kSums + 512;
   static_assert(kBytes <= 232448, "more than a block can have");
 
   static __device__ __forceinline__ int tile(int buffer) { return kTiles + buffer * 73728; }
 };
 
-/* Tiles done so far by this block: the buffer, which is also the owner, and the parity of its mbarriers. */
-struct Turn {
-  int count = 0;
-  __device__ __forceinline__ int buffer() const { return count & 1; }
-  __device__ __forceinline__ uint32_t parity() const { return (count >> 1) & 1; }
+/* Tiles of each buffer that this block has begun: the parity of their mbarriers. */
+struct Turns {
+  int count[2] = {0, 0};
+  __device__ __forceinline__ uint32_t parity(int buffer) const { return count[buffer] & 1; }
 };
 
 constexpr int kNoKey = INT32_MIN;
@@ -99,36 +98,32 @@ template <typename T> __device__ __forceinline__ Sources locate(const Params &p,
   return s;
 }
 
-/* Part 0 of a tile: the rope columns; part k: chunks k - 1 and k + 3. */
-template <int kPart> __device__ __forceinline__ void copy_part(const Sources &s, Turn turn) {
-  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7, buffer = turn.buffer();
-  uint32_t to = kBase + Shared::tile(buffer) + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
-  barrier_wait(kBase + Shared::kEmpty + buffer * 40 + kPart * 8, turn.parity() ^ 1);
+/* Part k of a tile: chunks 2 * k and 2 * k + 1, and behind the last the rope columns. */
+template <int kBuffer, int kPart> __device__ __forceinline__ void copy_part(const Sources &s, const Turns &turns) {
+  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7;
+  uint32_t to = kBase + Shared::tile(kBuffer) + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
+  barrier_wait(kBase + Shared::kEmpty + kBuffer * 32 + kPart * 8, turns.parity(kBuffer) ^ 1);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int k = 0; k < (kPart ? 2 : 1); ++k) {
-      const int c = kPart ? k * 4 + kPart - 1 : 8;
+    for (int c = 2 * kPart; c < 2 * kPart + 2 + (kPart == 3); ++c)
       copy16((i & 1 ? to ^ 64 : to) + i * 512 + c * 8192, s.from[i] + c * 128, s.none >> i & 1 ? 0 : 16);
-    }
   }
-  barrier_arrive_after_copies(kBase + Shared::kFull + buffer * 40 + kPart * 8);
+  barrier_arrive_after_copies(kBase + Shared::kFull + kBuffer * 32 + kPart * 8);
 }
 
-__device__ __forceinline__ void copy_tile(const Sources &s, Turn &turn) {
-  copy_part<0>(s, turn);
-  copy_part<1>(s, turn);
-  copy_part<2>(s, turn);
-  copy_part<3>(s, turn);
-  copy_part<4>(s, turn);
-  ++turn.count;
+/* Half of tile kBuffer of the pair; `place`: lane 16 * kBuffer + r knows where the warp's row r is. */
+template <typename T, int kBuffer, int kHalf> __device__ __forceinline__ void copy_half(const Params &p, int place, const Turns &turns) {
+  const Sources s = locate<T>(p, place, 16 * kBuffer);
+  copy_part<kBuffer, 2 * kHalf>(s, turns);
+  copy_part<kBuffer, 2 * kHalf + 1>(s, turns);
 }
 
 /* The producer warpgroup: Q, then the tiles, two by two, of one item after the other. A lane knows where one of the warp's rows of the two tiles
  * is; the next two tiles' are asked for before the copies that they would otherwise wait behind. */
 template <typename T> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
   int lane = threadIdx.x & 31, row = ((threadIdx.x & 127) >> 5) * 16 + (lane & 15) + (lane & 16) * 4;
-  Turn turn;
+  Turns turns;
 #pragma unroll 1
   for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
     const Item &item = items[at];
@@ -140,10 +135,11 @@ template <typename T> __device__ __forceinline__ void produce(const Params &p, c
 #pragma unroll 1
     for (; key < end; key += 2 * kTile) {
       int place = settle(p, plan, item, key + row, found);
-      const Sources first = locate<T>(p, place, 0);
       found = ask_for(p, plan, item, key + 2 * kTile + row);
-      copy_tile(first, turn);
-      if (key + kTile < end) copy_tile(locate<T>(p, place, 16), turn);
+      bool second = key + kTile < end;
+      copy_half<T, 0, 0>(p, place, turns), copy_half<T, 0, 1>(p, place, turns);
+      if (second) copy_half<T, 1, 0>(p, place, turns), copy_half<T, 1, 1>(p, place, turns), ++turns.count[1];
+      ++turns.count[0];
     }
   }
 }

@@ -1,4 +1,4 @@
-// The wgmma shape of the `hopper_rows` variant, m64n64k16 with rows on M, and a barrier's state without waiting for it.
+// The wgmma shape of the `hopper_rows` variant, m64n64k16 with rows on M.
 #pragma once
 #include "hopper_ptx.cuh"
 
@@ -35,14 +35,6 @@ VA_ROWS(__half, "f16");
 #undef VA_R16
 #undef VA_N32
 #undef VA_ROWS
-
-/* Has that phase of the barrier passed? Does not wait. */
-__device__ __forceinline__ bool has_passed(uint32_t bar, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}\n"
-               : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  return done;
-}
 
 /* Four 8x8 matrices of 16-bit elements to the 16-byte rows whose addresses the lanes hold. */
 __device__ __forceinline__ void store_matrix4(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

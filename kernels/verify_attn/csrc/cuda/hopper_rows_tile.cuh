@@ -1,7 +1,8 @@
 // Tiles in the consumers of the `hopper_rows` variant: scores, tree mask, online softmax, values.
 //
-// Consumer g owns the tiles of buffer g. While it waits for P of the other's tile, it starts S of its own next one, part by part as they
-// land. How far it comes depends on timing, the results do not: S and O are separate sums, each always added in the same order.
+// Tiles go by pairs, and the order of everything is fixed. Consumer 0: S, softmax and O of the first tile, then O of the second. Consumer 1: S of
+// the second tile (under the softmax of the first), O of the first, which runs on under its softmax of the second, then O of the second. So
+// while one is in its softmax, the matrix unit has work of both; wgmmas are a warpgroup's, hence no warp decides on its own what comes next.
 #pragma once
 #include "hopper_rows_load.cuh"
 
@@ -9,8 +10,6 @@ namespace va {
 namespace rows {
 
 constexpr float kSlack = 8.f;  // log2 of the largest P
-
-enum Barrier { kOwn = 2 };  // and kOwn + 1: the 128 threads of a consumer
 
 /* A consumer's state of the rows that its thread sees: r0 = 16 * warp + lane / 4 and r1 = r0 + 8. */
 struct Rows {
@@ -27,7 +26,7 @@ template <typename T, int kGroup> struct Run {
   float scale;  // of scores, base 2
 
   static constexpr int kOther = kGroup ^ 1;
-  static constexpr uint32_t kLanded = kBase + Shared::kFull + kGroup * 40, kOthersProbs = kBase + Shared::kReady + kOther * 8;
+  static constexpr uint32_t kLanded = kBase + Shared::kFull + kGroup * 32, kOthersProbs = kBase + Shared::kReady + kOther * 8;
 
   __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
   __device__ __forceinline__ static int warp() { return (threadIdx.x & 127) >> 5; }
@@ -38,34 +37,27 @@ template <typename T, int kGroup> struct Run {
   __device__ __forceinline__ bool masked(int key) const { return key + kTile > min(item.key_end, item.prefix); }
 
   /* Start a part of S of the own tile once it has landed: s[4 * j + i] is key 8 * j + 2 * (lane % 4) + i % 2 of row r0 (i < 2) or r1. */
-  template <int kPart> __device__ __forceinline__ void start_part(Turn turn, float (&s)[32]) const {
+  template <int kPart, bool kFirst> __device__ __forceinline__ void start_part(uint32_t parity, float (&s)[32]) const {
     uint64_t keys = operand(kBase + Shared::tile(kGroup)), q = operand(kBase + Shared::kQ);
-    barrier_wait(kLanded + kPart * 8, turn.parity());
+    barrier_wait(kLanded + kPart * 8, parity);
     fence_async_proxy();
     pin(s);
     wgmma_begin();
 #pragma unroll
-    for (int k = 0; k < (kPart ? 2 : 1); ++k) {
-      const int c = kPart ? k * 4 + kPart - 1 : 8;
+    for (int c = 2 * kPart; c < 2 * kPart + 2 + (kPart == 3); ++c)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Scores<T>::run(s, q + c * 512 + i * 2, keys + c * 512 + i * 2, kPart + k + i > 0);
-    }
+      for (int i = 0; i < 4; ++i) Scores<T>::run(s, q + c * 512 + i * 2, keys + c * 512 + i * 2, !kFirst || c > 2 * kPart || i > 0);
     wgmma_commit();
   }
 
-  /* Start S from part kFrom on. */
-  template <int kFrom> __device__ __forceinline__ void start_scores(Turn turn, float (&s)[32]) const {
-    if (kFrom <= 0) start_part<0>(turn, s);
-    if (kFrom <= 1) start_part<1>(turn, s);
-    if (kFrom <= 2) start_part<2>(turn, s);
-    if (kFrom <= 3) start_part<3>(turn, s);
-    if (kFrom <= 4) start_part<4>(turn, s);
-  }
-
-  /* S is there: the rope columns are free. */
-  __device__ __forceinline__ void finish_scores(float (&s)[32]) const {
+  /* S of the own tile. */
+  __device__ __forceinline__ void scores(uint32_t parity, float (&s)[32]) const {
+    start_part<0, true>(parity, s);
+    start_part<1, false>(parity, s);
+    start_part<2, false>(parity, s);
+    start_part<3, false>(parity, s);
+    wgmma_wait<0>();
     pin(s);
-    arrive(kBase + Shared::kEmpty + kGroup * 40);
   }
 
   /* Bit 4 * j + i: s[4 * j + i] may not be seen. */
@@ -119,9 +111,8 @@ template <typename T, int kGroup> struct Run {
     return __any_sync(~0u, moves[0] || moves[1]);
   }
 
-  /* s (done) becomes P: operand A in `probs`, and for the other consumer in shared memory. The sums are kept up to date here, O is not: alpha
-   * has its factors, and the result is whether any is not 1. */
-  __device__ __forceinline__ bool softmax(int key, float (&s)[32], unsigned hidden, Rows &rows, float (&alpha)[2], uint32_t (&probs)[16]) const {
+  /* Makes s (done) relative to the references, which move if they must; alpha has the factors for O, and the result is whether any is not 1. */
+  __device__ __forceinline__ bool refer(int key, float (&s)[32], unsigned hidden, Rows &rows, float (&alpha)[2]) const {
     if (masked(key)) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = hidden >> i & 1 ? -INFINITY : s[i];
@@ -142,20 +133,27 @@ template <typename T, int kGroup> struct Run {
       for (int i = 0; i < 32; ++i) s[i] -= by[i >> 1 & 1];
     }
     if (lane() == 0) reinterpret_cast<int *>(shared + Shared::kMoved)[kGroup * 4 + warp()] = moved;
+    return moved;
+  }
+
+  /* P of scores relative to the references, as operand A. */
+  __device__ __forceinline__ void exponentials(const float (&s)[32], Rows &rows, uint32_t (&probs)[16]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 16 keys
+    for (int i = 0; i < 16; ++i) {
+      float a = exp2_fast(s[2 * i]), b = exp2_fast(s[2 * i + 1]);
+      rows.sum[i & 1] += a + b;
+      probs[i] = pack2<T>(a, b);
+    }
+  }
+
+  /* P to the other consumer. */
+  __device__ __forceinline__ void give_probs(const uint32_t (&probs)[16]) const {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float a = exp2_fast(s[8 * i + 2 * k]), b = exp2_fast(s[8 * i + 2 * k + 1]);
-        rows.sum[k & 1] += a + b;
-        probs[4 * i + k] = pack2<T>(a, b);
-      }
+    for (int i = 0; i < 4; ++i)
       reinterpret_cast<uint4 *>(shared + Shared::kProbs)[i * 128 + (threadIdx.x & 127)] =
           make_uint4(probs[4 * i], probs[4 * i + 1], probs[4 * i + 2], probs[4 * i + 3]);
-    }
     __syncwarp();
     arrive(kBase + Shared::kReady + kGroup * 8);
-    return moved;
   }
 
   /* The other's P, which the same thread there has left (and which this thread's next own P will overwrite). */
@@ -204,114 +202,78 @@ template <typename T, int kGroup> struct Run {
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) Values<T>::run(o[i], probs + 4 * k, latents + i * 512 + k * 128);  // 16 keys: 2 KiB
-      wgmma_commit();
+      if (i & 1) wgmma_commit();
     }
   }
 
-  /* Wait for that O, and free the tile part by part. */
-  template <int kBuffer> __device__ __forceinline__ void finish_values(uint32_t (&probs)[16], float (&o)[4][32]) const {
-    constexpr uint32_t empty = kBase + Shared::kEmpty + kBuffer * 40;
-    wgmma_wait<3>(), arrive(empty + 8);
-    wgmma_wait<2>(), arrive(empty + 16);
-    wgmma_wait<1>(), arrive(empty + 24);
-    wgmma_wait<0>(), arrive(empty + 32);
+  /* Wait for half (kSecond: all) of the O started last, of the tile in kBuffer, and free that part of it. */
+  template <int kBuffer, bool kSecond> __device__ __forceinline__ static void free_part() {
+    wgmma_wait<kSecond ? 0 : 1>();
+    arrive(kBase + Shared::kEmpty + kBuffer * 32 + (kGroup * 2 + kSecond) * 8);
+  }
+
+  /* O is done: the compiler may use the registers again. */
+  __device__ __forceinline__ static void finish_values(uint32_t (&probs)[16], float (&o)[4][32]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pin(o[i]);
     pin_probs(probs);
   }
 
-  __device__ __forceinline__ void own_values(uint32_t (&probs)[16], const float (&alpha)[2], bool moved, float (&o)[4][32]) const {
-    if (moved) rescale(alpha, o);
-    start_values<kGroup>(probs, o);
-    finish_values<kGroup>(probs, o);
+  /* O += P V of one tile, waited for. */
+  template <int kBuffer> __device__ __forceinline__ void values(uint32_t (&probs)[16], float (&o)[4][32]) const {
+    start_values<kBuffer>(probs, o);
+    free_part<kBuffer, false>();
+    free_part<kBuffer, true>();
+    finish_values(probs, o);
   }
 
-  /* The own tile as the first of an item. */
-  __device__ __forceinline__ void own_tile(int key, Turn turn, Rows &rows, float (&o)[4][32]) const {
+  /* Consumer 0 in a pair of tiles. */
+  __device__ __forceinline__ void first_of_pair(int key, bool second, const Turns &turns, Rows &rows, float (&o)[4][32]) const {
     float s[32], alpha[2];
     uint32_t probs[16];
     unsigned hidden = masked(key) ? find_hidden(key) : 0;
-    barrier_wait(kBase + Shared::kQFull, q_parity);
-    start_scores<0>(turn, s);
-    wgmma_wait<0>();
-    finish_scores(s);
-    bool moved = softmax(key, s, hidden, rows, alpha, probs);
-    own_values(probs, alpha, moved, o);
+    scores(turns.parity(0), s);
+    bool moved = refer(key, s, hidden, rows, alpha);
+    exponentials(s, rows, probs);
+    give_probs(probs);
+    if (moved) rescale(alpha, o);
+    values<0>(probs, o);
+    if (!second) return;
+    barrier_wait(kOthersProbs, turns.parity(1));
+    if (follow(rows, alpha)) rescale(alpha, o);
+    take_probs(probs);
+    values<1>(probs, o);
   }
 
-  /* Has a part of the own next tile landed before P of the other's tile is there? The same answer in all four warps. */
-  __device__ __forceinline__ bool lands_first(int part, Turn next, Turn turn) const {
-    bool landed;
-    while (!(landed = has_passed(kLanded + part * 8, next.parity())) && !has_passed(kOthersProbs, turn.parity())) {
-    }
-    return sync_any(kOwn + kGroup, 128, landed);
-  }
-
-  /* The other's tile, and then the own one at `key` if there is one (`more`), of whose S kBegun parts are started. Returns how many tiles. */
-  template <int kBegun>
-  __device__ __forceinline__ int finish_pair(int key, Turn turn, bool more, unsigned hidden, float (&s)[32], Rows &rows, float (&o)[4][32]) const {
-    Turn next{turn.count + 1};
-    float alpha[2];
+  /* Consumer 1. O of the first tile is under way during the softmax of the second; references that this moves are followed by O after it. */
+  __device__ __forceinline__ void second_of_pair(int key, bool second, const Turns &turns, Rows &rows, float (&o)[4][32]) const {
+    float s[32], alpha[2];
     uint32_t others[16], probs[16];
-    bool moved;
-    barrier_wait(kOthersProbs, turn.parity());
-    if (follow(rows, alpha)) {
-      if (kBegun) {  // O may not be touched beside a wgmma in flight
-        wgmma_wait<0>();
-        pin(s);
-      }
-      rescale(alpha, o);
-    }
+    bool moved = false;
+    unsigned hidden = second && masked(key) ? find_hidden(key) : 0;
+    if (second) scores(turns.parity(1), s);
+    barrier_wait(kOthersProbs, turns.parity(0));
+    if (follow(rows, alpha)) rescale(alpha, o);
     take_probs(others);
-    start_values<kOther>(others, o);
-    if constexpr (kBegun == kParts) {
-      wgmma_wait<4>();
-      finish_scores(s);
-      moved = softmax(key, s, hidden, rows, alpha, probs);
-      finish_values<kOther>(others, o);
-    } else {
-      finish_values<kOther>(others, o);
-      if (!more) return 1;
-      if (kBegun) pin(s);
-      start_scores<kBegun>(next, s);
-      wgmma_wait<0>();
-      finish_scores(s);
-      moved = softmax(key, s, hidden, rows, alpha, probs);
-    }
-    own_values(probs, alpha, moved, o);
-    return 2;
-  }
-
-  /* Starts S of the own next tile part by part as they land, until P of the other's tile is there first; then the rest of both. */
-  __device__ __forceinline__ int other_tile(int key, Turn turn, Rows &rows, float (&o)[4][32]) const {
-    Turn next{turn.count + 1};
-    float s[32];
-    bool more = key + kTile < item.key_end;
-    unsigned hidden = 0;
-    if (more) {
-      key += kTile;
-      if (masked(key)) hidden = find_hidden(key);
-      barrier_wait(kBase + Shared::kQFull, q_parity);
-    }
-    if (!more || !lands_first(0, next, turn)) return finish_pair<0>(key, turn, more, hidden, s, rows, o);
-    start_part<0>(next, s);
-    if (!lands_first(1, next, turn)) return finish_pair<1>(key, turn, true, hidden, s, rows, o);
-    start_part<1>(next, s);
-    if (!lands_first(2, next, turn)) return finish_pair<2>(key, turn, true, hidden, s, rows, o);
-    start_part<2>(next, s);
-    if (!lands_first(3, next, turn)) return finish_pair<3>(key, turn, true, hidden, s, rows, o);
-    start_part<3>(next, s);
-    if (!lands_first(4, next, turn)) return finish_pair<4>(key, turn, true, hidden, s, rows, o);
-    start_part<4>(next, s);
-    return finish_pair<5>(key, turn, true, hidden, s, rows, o);
+    start_values<0>(others, o);
+    if (second) moved = refer(key, s, hidden, rows, alpha);
+    free_part<0, false>();
+    if (second) exponentials(s, rows, probs), give_probs(probs);
+    free_part<0, true>();
+    finish_values(others, o);
+    if (!second) return;
+    if (moved) rescale(alpha, o);
+    values<1>(probs, o);
   }
 
   /* All tiles of the item, then its rows' sums; o is left relative to rows.reference, rows.sum is the total of both consumers. */
-  __device__ __forceinline__ void attend(Turn &turn, Rows &rows, float (&o)[4][32]) const {
-    for (int key = item.key_begin, done; key < item.key_end; key += done * kTile, turn.count += done) {
-      done = 1;
-      if (turn.buffer() == kGroup) own_tile(key, turn, rows, o);
-      else done = other_tile(key, turn, rows, o);
+  __device__ __forceinline__ void attend(Turns &turns, Rows &rows, float (&o)[4][32]) const {
+    barrier_wait(kBase + Shared::kQFull, q_parity);
+    for (int key = item.key_begin; key < item.key_end; key += 2 * kTile) {
+      bool second = key + kTile < item.key_end;
+      if (kGroup == 0) first_of_pair(key, second, turns, rows, o);
+      else second_of_pair(key + kTile, second, turns, rows, o);
+      ++turns.count[0], turns.count[1] += second;
     }
     float *sums = reinterpret_cast<float *>(shared + Shared::kSums);
     int r0 = 16 * warp() + (lane() >> 2);
