@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,15 @@ def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> 
 
 def _environment_change(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
     a, b = _flat(old.get("facts", {})), _flat(new.get("facts", {}))
-    return tuple((key, a.get(key, "-"), b.get(key, "-")) for key in sorted({*a, *b}) if a.get(key) != b.get(key))
+    return tuple((_FACTS.get(key, key), _short(a.get(key, "-")), _short(b.get(key, "-"))) for key in sorted({*a, *b}) if a.get(key) != b.get(key))
+
+
+_FACTS = {"kernel_digest": "files of the kernel", "section_digest": "this phase's section of the playbook"}
+
+
+def _short(fact: str) -> str:
+    """Digests by their first digits, enough to tell two apart; the whole ones stand under provenance."""
+    return f"{fact[:16]}…" if re.fullmatch("[0-9a-f]{40,}", fact) else fact
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:

@@ -181,3 +181,10 @@ def test_events_of_countless_kinds_are_gathered_and_all_are_counted() -> None:
 def page_rows(page: str, caption: str) -> int:
     """Rows in the body of the table with this caption."""
     return page.split(f'aria-label="{caption}"', 1)[1].split("</table>", 1)[0].count("<tr>") - 1
+
+
+def test_what_changed_is_named_in_words_and_digests_are_short():
+    from phases.report.view import _environment_change
+
+    old, new = ({"facts": {"section_digest": digit * 64, "torch": "2.13.0", "threads": threads}} for digit, threads in (("a", 2), ("b", 4)))
+    assert _environment_change(old, new) == (("this phase's section of the playbook", "a" * 16 + "…", "b" * 16 + "…"), ("threads", "2", "4"))
