@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phases.errors import GateError, LedgerError, UsageError
 from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of, sha256
-from phases.ledger.git import Git
+from phases.ledger.git import Git, GitFailed
 from phases.ledger.lost import decision_tag
 from phases.ledger.objects import list_tree, read_objects, write_tree
 
@@ -45,13 +45,14 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
         four_eyes: refuse the author's own approval.
 
     Raises:
-        GateError: the gate did not pass, the digest is another one, or the author approves their own work.
+        GateError: the gate did not pass, the digest is another one, a file is not as recorded, or the author approves their own work.
         UsageError: no reason given.
     """
     reason = _check(checkpoint, reason, seen)
     if not checkpoint.verdict.advances:
         raise GateError(f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
                         hint="Mend the cause and run the phase again.")
+    _require_unaltered(ledger, checkpoint)
     person = ledger.git.identity()
     if four_eyes and mail_of(person) == mail_of(checkpoint.author):
         raise GateError(f"{person} recorded {checkpoint.name} and the playbook wants four eyes.",
@@ -63,6 +64,20 @@ def reject(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, at
     """Say no to a checkpoint: the run stops there. Raises as `approve`, but any verdict may be rejected."""
     reason = _check(checkpoint, reason, seen)
     return ledger.decide(checkpoint, "reject", reason, at)
+
+
+def _require_unaltered(ledger: Ledger, checkpoint: Checkpoint) -> None:
+    """The digest is the manifest's: that its files are those of the manifest is for whoever approves to find out, not for a later `verify`."""
+    from phases.ledger.verify import verify_files
+
+    try:
+        files = ledger.files(checkpoint)
+    except GitFailed:  # another clone's, which this one has not fetched yet
+        ledger.sync()
+        files = ledger.files(checkpoint)
+    problems = verify_files(checkpoint.name, files)
+    if problems:
+        raise GateError(f"{checkpoint.name} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {checkpoint.number}`.")
 
 
 def _check(checkpoint: Checkpoint, reason: str, seen: str) -> str:

@@ -55,6 +55,16 @@ def test_only_pass_can_be_approved(ledger: Ledger, verdict: Verdict) -> None:
     reject(ledger, checkpoint, reason="no", seen=checkpoint.digest, at=2.0)
 
 
+def test_a_checkpoint_with_an_altered_file_is_not_approved(ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest is still the one that was seen: that is of the manifest."""
+    checkpoint = ledger.record(make_draft(ledger))
+    files = {**ledger.files(checkpoint), "results.json": b"{}"}
+    monkeypatch.setattr(Ledger, "files", lambda self, of: files)
+    with pytest.raises(GateError, match="was altered: .*results.json"):
+        approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    assert ledger.approvals(checkpoint) == []
+
+
 def test_a_reason_is_text_whatever_the_locale(ledger: Ledger) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     undecoded = "schön".encode().decode("ascii", "surrogateescape")  # what Python makes of it under LC_ALL=C
