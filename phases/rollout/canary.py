@@ -78,6 +78,7 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
                     context.progress(f"{names(batch)} on {digest[:12]}: every rank reports it, warm and in service")
             except PhaseError as fault:
                 failed = {"failed": str(fault), "detected": context.clock.now()}
+                context.progress(f"did not succeed, and the canary will not bake: {fault}")
         agreements = [found.to_json() for found in production.agreements]
         return {"digest": digest, "switched": context.clock.now(), "load": traffic.kept(load), "agreement": agreements, **failed}
 
@@ -98,6 +99,7 @@ def bake(run: PhaseRun, live: Live) -> Step:
     def measure(context: StepContext) -> dict[str, Any]:
         switched = context.facts[CANARY]
         if "failed" in switched:
+            context.progress("not begun: the canary was not switched")
             row = Measurement("canary_passed", 0.0, 0.0, 0.0, n=1, source=switched["failed"])
             rows = (row, *agreement.measurements(switched["agreement"]))
             facts = {"bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]}, "detected": switched["detected"]}

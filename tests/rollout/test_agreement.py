@@ -142,6 +142,7 @@ def test_a_wrong_canary_serves_nobody_and_one_that_turns_wrong_is_found_while_it
     fleet.configure(candidate={"WRONG": 0.5})
     ended = fleet.phase("run", "tp8-canary", "--yes")
     assert ended.returncode == 7, ended.stdout
+    assert "the canary will not bake" in ended.stdout and "not begun: the canary was not switched" in ended.stdout
     assert "outputs of w1 differ" in ended.stdout and "on the candidate" not in ended.stdout.split("switch the canary")[-1].split("bake")[0]
     assert fleet.not_converged(fleet.digests["incumbent"]) == []
 
