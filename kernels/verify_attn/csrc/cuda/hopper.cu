@@ -68,7 +68,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     sum_rows<kRows>(shared, exponent, sum);
     finish_rows<kRows>(p, item, ws, shared);
     if (!whole) store_part<kRows>(item, ws, exponent, o);
-    sync_threads(kAll, kMergers);
+    hand_over();
     if (whole) store_whole<T, kRows>(p, item, shared, o);
     else arrive_part(item, ws);
     if (alone) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Share share;
   int worker = quotient(blockIdx.x, plan.lanes), row_tile = blockIdx.x - worker * plan.lanes;
   streams.look(p, 0);
-  bool alone = share_streams(p, plan, streams, worker, share);
+  bool alone = __any_sync(~0u, share_streams(p, plan, streams, worker, share));  // the same in all lanes, and the compiler knows it
   int place = kNoKey;
   if (alone) {
     Item item = only_item<kRows>(p, plan, streams, share, worker, row_tile);

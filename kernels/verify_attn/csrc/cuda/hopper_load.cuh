@@ -78,20 +78,33 @@ template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Pa
   barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
 }
 
-/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. Lane l knows where row l is. */
-template <typename T, int kRows, int kFrom, int kTo>
-__device__ __forceinline__ void copy_chunks(const Params &p, int place, int buffer) {
+/* Where the four rows of a tile lie that this thread copies pieces of. */
+struct Sources {
+  const char *from[4];
+  int bytes[4];  // 16, or 0 for a row past the end, which becomes zero
+};
+
+/* Lane l knows the place of row l of the warp. */
+template <typename T> __device__ __forceinline__ Sources find_rows(const Params &p, int place) {
+  int lane = threadIdx.x & 31;
+  Sources rows;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    int at = __shfl_sync(~0u, place, i * 4 + (lane >> 3));
+    rows.bytes[i] = at == kNoKey ? 0 : 16, rows.from[i] = row_at<T>(p, at) + (lane & 7) * 16;
+  }
+  return rows;
+}
+
+/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. `to`: the thread's piece of its first row. */
+template <int kRows, int kFrom, int kTo>
+__device__ __forceinline__ void copy_rows(const Sources &rows, uint32_t to, int buffer) {
   using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7;
-  uint32_t to = kBase + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64) {  // four rows on; the swizzle's third bit flips
-    int at = __shfl_sync(~0u, place, i * 4 + row), bytes = at == kNoKey ? 0 : 16;
-    const char *from = row_at<T>(p, at) + piece * 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64)  // four rows on; the swizzle's third bit flips
 #pragma unroll
     for (int c = kFrom; c < kTo; ++c)
-      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), from + c * 128, bytes);
-  }
+      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), rows.from[i] + c * 128, rows.bytes[i]);
 }
 
 /* The key of a tile whose place this thread looks up: lanes 0 to 15 have the warp's rows. */
@@ -102,7 +115,8 @@ __device__ __forceinline__ int row_of_thread() { return ((threadIdx.x & 127) >> 
 template <typename T, int kRows>
 __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items, bool alone, int place) {
   using S = Shared<kRows>;
-  int row = row_of_thread();
+  int row = row_of_thread(), line = (threadIdx.x & 31) >> 3;
+  uint32_t to = kBase + (((threadIdx.x & 127) >> 5) * 16 + line) * 128 + (((threadIdx.x & 7) ^ line) << 4);
   Turn turn;
 #pragma unroll 1
   for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
@@ -116,15 +130,15 @@ __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const
     for (; key < end; ++turn.count) {
       int buffer = turn.buffer();
       uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
+      Sources rows = find_rows<T>(p, place);
       key += kTile;
-      int next = find_key(p, plan, item, key + row);
+      place = find_key(p, plan, item, key + row);
       barrier_wait(empty, turn.parity() ^ 1);
-      copy_chunks<T, kRows, 0, 4>(p, place, buffer);
+      copy_rows<kRows, 0, 4>(rows, to, buffer);
       barrier_arrive_after_copies(full);
       barrier_wait(empty + 8, turn.parity() ^ 1);
-      copy_chunks<T, kRows, 4, 9>(p, place, buffer);
+      copy_rows<kRows, 4, 9>(rows, to, buffer);
       barrier_arrive_after_copies(full + 8);
-      place = next;
     }
     if (alone) return;
   }

@@ -16,6 +16,13 @@ namespace hopper {
 constexpr int kMergers = 256;  // threads of both consumer warpgroups
 constexpr int kAll = 1;        // the named barrier of all of them
 
+/* Between ordinary shared-memory writes by one consumer warpgroup and reads by the other. One barrier would do. With one, compute-sanitizer's
+ * racecheck reports the first few reads behind it (of the other warpgroup's values only); with two it reports nothing. */
+__device__ __forceinline__ void hand_over() {
+  sync_threads(kAll, kMergers);
+  sync_threads(kAll, kMergers);
+}
+
 struct Workspace {
   unsigned *counters;  // of every other one: parts that arrived, then blocks that have seen them all
   float2 *states;      // [slot][warp][row]: max, sum, both so that weights of them are those of the warp's values
@@ -74,14 +81,14 @@ __device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item
     asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counters + 2 * item.counter), "r"(2 * item.parts - 1) : "memory");
 }
 
-constexpr int kBatch = 8;  // loads of values (and as many of states) a thread has in flight
+constexpr int kBatch = 12, kFew = 8;  // loads of values (and as many of states) a thread has in flight; kFew: of up to four parts
 
 /* How many teams of threads share the parts of `positions` positions: the number with the shortest longest thread, counting a batch's
- * latency as eight loads. Depends on the parts and kRows alone, so that in batch-invariant mode a row's bits do. Whole warp. */
+ * latency as sixteen loads. Depends on the parts and kRows alone, so that in batch-invariant mode a row's bits do. Whole warp. */
 __device__ __forceinline__ int teams_for(int positions, int parts) {
   int lane = threadIdx.x & 31, teams = lane + 1;
   int rounds = quotient_up(positions, quotient(kMergers, teams)), batches = quotient_up(parts, teams * kBatch);
-  unsigned cost = rounds * (quotient_up(parts, teams) + batches * 8);
+  unsigned cost = rounds * (quotient_up(parts, teams) + batches * 16);
   return (__reduce_min_sync(~0u, teams > parts || teams > 16 ? ~0u : cost << 5 | lane) & 31) + 1;
 }
 
@@ -133,10 +140,17 @@ struct Partial {
   }
 };
 
+/* `normaliser` to 2^-23 in fewer instructions: division has a path of its own for what cannot occur here. */
+__device__ __forceinline__ float inverse_of(float sum, bool broken) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+  return broken ? __int_as_float(0x7fffffff) : sum == 0.f ? 0.f : inverse;
+}
+
 /* Normalise one half of a position's sum over all parts and write it, and the rows' lse with latent 0. */
 template <typename T>
 __device__ __forceinline__ void put_merged(const Params &p, const Item &item, T *out, int n, int latent, float4 v, const Partial &all) {
-  float a = normaliser(all.sum.x, item.broken), b = normaliser(all.sum.y, item.broken);
+  float a = inverse_of(all.sum.x, item.broken), b = inverse_of(all.sum.y, item.broken);
   put(out, n, item.rows, latent, make_float4(v.x * a, v.y * b, v.z * a, v.w * b));
   if (latent || !p.lse) return;
   if (n < item.rows) p.lse[item.first_row + n] = natural_lse(all.max.x, all.sum.x, item.broken);
@@ -152,16 +166,16 @@ struct Position {
   }
 };
 
-/* Merge positions first .. last of a row tile of at most kParts parts, kBatch / kParts positions a thread at a time. */
+/* Merge positions first .. last of a row tile of at most kParts parts, kFew / kParts positions a thread at a time. */
 template <typename T, int kRows, int kParts>
 __device__ __forceinline__ void merge_few(const Params &p, const Item &item, const Workspace &ws, int first, int last) {
-  constexpr int kAtOnce = kBatch / kParts;
+  constexpr int kAtOnce = kFew / kParts;
   T *out = static_cast<T *>(p.out) + item.first_row * 512;
 #pragma unroll 1
   for (int round = first + threadIdx.x; round < last; round += kAtOnce * kMergers) {
-    uint4 v[kBatch], s[kBatch];
+    uint4 v[kFew], s[kFew];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kFew; ++i) {
       int at = round + i / kParts * kMergers, k = i % kParts;
       v[i] = make_uint4(0, 0, 0, 0), s[i] = make_uint4(0xff800000u, 0, 0xff800000u, 0);
       if (at >= last || k >= item.parts) continue;
@@ -232,11 +246,11 @@ __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, c
     }
     if (teams > 1) {
       table.put_in(mine);
-      sync_threads(kAll, kMergers);
+      hand_over();
       if (team < 2) mine = table.total(seat, team, teams, seats);
     }
     if (team < min(teams, 2) && at < last) {
-      float a = normaliser(mine.sum.x, item.broken), b = normaliser(mine.sum.y, item.broken);
+      float a = inverse_of(mine.sum.x, item.broken), b = inverse_of(mine.sum.y, item.broken);
       int d = latent_of((block >> 1) * 4 + (block & 1) * 2, inside) + team * 64;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

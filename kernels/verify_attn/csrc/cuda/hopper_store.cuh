@@ -21,7 +21,7 @@ template <int kRows> __device__ __forceinline__ void sum_rows(char *shared, int 
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(shared)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
   if ((n & 31) == 0) reinterpret_cast<int *>(shared + kRows * 256)[n >> 5] = exponent;
-  sync_threads(kAll, kMergers);
+  hand_over();
 }
 
 /* Total sums of the rows, in a fixed order: to the softmax states of a part, for each warp relative to its exponent, or to lse and the
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_whole(const Params &p, const Item &item, c
       else if (j == kRows / 8 - 1) store_transposed2(at, packed[0], packed[1]);
     }
   }
-  sync_threads(kAll, kMergers);
+  hand_over();
   const char *from = shared + S::kRope1;
   uint4 *out = reinterpret_cast<uint4 *>(static_cast<T *>(p.out) + item.first_row * kLatent);
 #pragma unroll 4
