@@ -254,10 +254,10 @@ def test_a_disk_that_fills_up_meanwhile_leaves_no_half_state(local: Host, small_
 
         class Filling(Bundle):
             def payload(self, offset: int = 0) -> Iterator[memoryview | bytes]:
-                with open(small_disk / "filler", "wb") as filler, pytest.raises(OSError):
+                # unbuffered: closing a file whose last bytes found no room would raise again
+                with open(small_disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
                     while True:
                         filler.write(bytes(65536))
-                        filler.flush()
                 yield from super().payload(offset)
 
         bundle = service_bundle(1_000_000)
