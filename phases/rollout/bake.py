@@ -64,7 +64,7 @@ class Verdict:
         if self.fault:
             return f"{self.fault.worker}: {self.fault.reason}"
         telling = [d for d in self.decisions if d.outcome is self.outcome] or list(self.decisions)
-        return "; ".join(f"{d.metric} {d.statistic}: {d.reason}" for d in telling[:3])
+        return "; ".join(f"{name_of(d)}: {d.reason}" for d in telling[:3])
 
     def facts(self) -> list[dict[str, Any]]:
         """results.facts["sequential"]: what the report draws, one entry a test."""

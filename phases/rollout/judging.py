@@ -19,7 +19,7 @@ from phases.rollout import agreement, hot
 from phases.rollout.agreement import AgreementWatch
 from phases.rollout.arms import Arms, kinds_of
 from phases.rollout.bake import Bake, Fault, Verdict
-from phases.rollout.looks import look_facts
+from phases.rollout.looks import look_facts, name_of
 from phases.rollout.metrics import reader
 from phases.rollout.production import Production
 from phases.rollout.settings import CanarySettings, JudgeSettings
@@ -179,10 +179,10 @@ def _answers(production: Production, host: Host) -> bool:
 
 def _brief(decision: Decision) -> str:
     if decision.estimate is None:
-        return f"{decision.metric} {decision.statistic}: {decision.outcome.value} (n {decision.n})"
+        return f"{name_of(decision)}: {decision.outcome.value} (n {decision.n})"
     low = "?" if decision.low is None else f"{decision.low:.2f}"
     high = "?" if decision.high is None else f"{decision.high:.2f}"
-    return f"{decision.metric} {decision.statistic}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
+    return f"{name_of(decision)}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
 
 
 def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from phases.errors import AnalysisError
 from phases.rollout.arms import kinds_of
 from phases.rollout.bake import Fault, Verdict
 from phases.rollout.metrics import as_scrape, reader
-from phases.rollout.looks import Looks, look_facts
+from phases.rollout.looks import Looks, look_facts, name_of
 from phases.rollout.production import Production
 from phases.rollout.reference import Level, Recorder, against
 from phases.rollout.settings import JudgeSettings
@@ -75,7 +75,7 @@ class Soak:
 
     def _note(self, elapsed: float, decisions: list[Decision], seconds: float) -> None:
         self._looks.add(elapsed, [d for d in decisions if d.estimate is not None])
-        told = ", ".join(f"{d.metric} {d.statistic} {d.estimate:.2f}x the reference: {d.outcome.value}" for d in decisions if d.estimate is not None)
+        told = ", ".join(f"{name_of(d)} {d.estimate:.2f}x the reference: {d.outcome.value}" for d in decisions if d.estimate is not None)
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
         watched = [host for host in self.production.workers if host.name not in self.lost]
         self.context.look(look_facts(elapsed, decisions, self.settings, {"all workers": watched}, seconds))
