@@ -155,13 +155,19 @@ class Waits(SystemClock):
         super().sleep(seconds)
 
 
-def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_service_is_ended(worker: Worker, tmp_path: Path) -> None:
+def restart_begun(worker: Worker, tmp_path: Path) -> Path:
+    """A lease that has run out, its guard in the middle of a restart that goes on once the file returned exists."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     slow = ["sh", "-c", 'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"', "sh", str(begun), str(go), *worker.driver.restart_argv(worker.host)]
     worker.lease.arm(worker.new.digest, worker.old.digest, LONG, slow, worker.driver.stop_argv(worker.host))
     worker.switch()
     worker.run_out()
     eventually(begun.exists)
+    return go
+
+
+def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_service_is_ended(worker: Worker, tmp_path: Path) -> None:
+    go = restart_begun(worker, tmp_path)
     clock = Waits(go)
     assert end_service(worker.session, worker.driver, clock, "the fleet was taken down") is True
     assert clock.slept and worker.record()["reason"].startswith("nobody confirmed") and worker.record()["state"] == "reverted"
@@ -170,12 +176,7 @@ def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_ser
 
 def test_a_restart_whose_guard_was_killed_is_waited_for_too(worker: Worker, tmp_path: Path) -> None:
     """It goes on without the guard, and would start the service after it was ended."""
-    begun, go = tmp_path / "begun", tmp_path / "go"
-    slow = ["sh", "-c", 'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"', "sh", str(begun), str(go), *worker.driver.restart_argv(worker.host)]
-    worker.lease.arm(worker.new.digest, worker.old.digest, LONG, slow, worker.driver.stop_argv(worker.host))
-    worker.switch()
-    worker.run_out()
-    eventually(begun.exists)
+    go = restart_begun(worker, tmp_path)
     guard = int(worker.record()["guard"]["pid"])  # type: ignore[index]
     os.kill(guard, signal.SIGKILL)
     eventually(lambda: not _runs(guard))
