@@ -17,9 +17,10 @@ from phases.serving.host import Server, ServingHost
 
 @dataclass(frozen=True)
 class Activity:
-    """What the ranks say they do."""
+    """What the ranks say they do. Counts are sums over `counted` ranks: under tensor parallelism only one answers /server_info."""
 
     ranks: int
+    counted: int
     variants: tuple[str, ...]
     builds: tuple[str, ...]
     verify_forwards: int
@@ -39,7 +40,8 @@ def read_activity(client: Client, package: str) -> list[dict[str, Any]]:
 def summarize(facts: list[dict[str, Any]]) -> Activity:
     counters = [entry["counters"] for entry in facts]
     return Activity(
-        ranks=len(facts),
+        ranks=sum(entry.get("ranks", 1) for entry in facts if entry.get("rank", 0) == 0) or len(facts),
+        counted=len(facts),
         variants=tuple(sorted({entry["variant"] for entry in facts})),
         builds=tuple(sorted({entry["build"] for entry in facts})),
         verify_forwards=sum(c["verify_forwards"] for c in counters),
@@ -68,8 +70,9 @@ def inactive(host: ServingHost, server: Server, client: Client, package: str, ba
         return f"{server.name} verified no tree: is speculation on?"
     if used.kernel_calls == 0:
         return f"{server.name} verified {used.verify_forwards} trees, none of them with the kernel"
-    if used.incumbent_calls:
-        return f"{server.name} ran {used.incumbent_calls} of its verify layers with the incumbent's attention"
+    for entry in [*live, *files]:  # of every rank: the files know those that do not answer
+        if calls := entry["counters"]["incumbent_calls"]:
+            return f"rank {entry.get('rank')} of {server.name} ran {calls} of its verify layers with the incumbent's attention"
     return ""
 
 

@@ -15,7 +15,7 @@ def table(results: Results) -> str:
     activity = results.facts.get("activity")
     if activity:
         lines += ["", f"kernel: {', '.join(activity['variants'])}; {activity['kernel_calls']} calls in {activity['verify_forwards']} "
-                      f"verify forwards on {activity['ranks']} rank(s)"]  # fmt: skip
+                      f"verify forwards, counted by {activity['counted']} of {activity['ranks']} rank(s)"]  # fmt: skip
     failed = results.facts.get("candidate_failed")
     if failed:
         lines += ["", f"candidate failed: {failed['reason']}", *(f"  {line}" for line in failed["evidence"])]

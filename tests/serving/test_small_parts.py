@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import random
 import threading
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from phases.errors import PlaybookError, ServingError
 from phases.playbook.located import Mistakes, load_text
+from phases.results import Results
 from phases.serving import log_scan
-from phases.serving.activity import inactive, read_metrics
+from phases.serving.activity import inactive, read_metrics, summarize
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
 from phases.serving.readiness import await_ready, evidence, why
+from phases.serving.report import table
 from phases.serving.settings import from_node
 from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
 from phases.serving.target import wrong_architecture
@@ -291,7 +294,8 @@ def fact(**changes):
         ([fact(release="r0")], [FACT], "runs release r0, not r1"),
         ([FACT], [fact(verify_forwards=0)], "verified no tree"),
         ([FACT], [fact(verify_calls=0)], "none of them with the kernel"),
-        ([FACT], [fact(incumbent_calls=3)], "with the incumbent's attention"),
+        ([FACT], [fact(incumbent_calls=3)], "rank 0 of candidate ran 3 of its verify layers with the incumbent's attention"),
+        ([fact(ranks=2), fact(rank=1, ranks=2, incumbent_calls=2)], [fact(ranks=2)], "rank 1 of candidate ran 2"),
     ],
 )
 def test_active_means_used(files, live, reason):
@@ -299,6 +303,16 @@ def test_active_means_used(files, live, reason):
     assert (reason in found) if reason else found == ""
 
 
+
+
+def test_counts_say_how_many_ranks_counted():
+    """Of a tensor-parallel group one rank answers /server_info; two groups of data parallelism answer both."""
+    one = summarize([fact(ranks=2)])
+    assert (one.counted, one.ranks, one.kernel_calls) == (1, 2, 15)
+    two = summarize([fact(ranks=2), fact(ranks=2)])
+    assert (two.counted, two.ranks, two.kernel_calls) == (2, 4, 30)
+    text = table(Results("sglang-integration", "verify_attn", facts={"activity": asdict(one)}))
+    assert "15 calls in 5 verify forwards, counted by 1 of 2 rank(s)" in text
 
 
 def test_metrics_are_summed_and_a_missing_name_is_an_error():
