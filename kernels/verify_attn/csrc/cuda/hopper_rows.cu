@@ -62,7 +62,6 @@ __device__ __forceinline__ void init_barriers(char *shared) {
   for (int i = 0; i < 2 * kParts; ++i)
     barrier_init(kBase + Shared::kFull + i * 8, 128), barrier_init(kBase + Shared::kEmpty + i * 8, 4);
   for (int i = 0; i < 3; ++i) barrier_init(kBase + Shared::kDealt + i * 8, 1);
-  for (int i = 0; i < 2; ++i) barrier_init(kBase + Shared::kReady + i * 8, 4);
   barrier_init(kBase + Shared::kQFull, 128), barrier_init(kBase + Shared::kDrained, 8);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -11,7 +11,8 @@ namespace va {
 namespace rows {
 
 constexpr int kRows = 64, kLatent = 512, kRow = 576, kParts = 4;
-constexpr int kConsumers = 256, kAll = 1;  // threads of both consumer warpgroups, and their named barrier
+constexpr int kConsumers = 256;         // threads of both consumer warpgroups
+enum Barrier { kAll = 1, kProbs = 2 };  // named: of all consumers; and kProbs + g: P of consumer g's tile is in shared memory
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time).
 constexpr uint32_t kBase = 1024;
 
@@ -19,13 +20,20 @@ constexpr uint32_t kBase = 1024;
 struct Shared {
   static constexpr int kQ = 0, kTiles = 73728, kProbs = 3 * 73728, kMisc = kProbs + 8192;  // kProbs: P of the last tile, as a thread's registers
   static constexpr int kFull = kMisc, kEmpty = kMisc + 64;  // mbarriers [buffer][part]
-  static constexpr int kQFull = kMisc + 128, kDrained = kMisc + 136, kDealt = kMisc + 144, kReady = kMisc + 168;
-  static constexpr int kMoved = kMisc + 184, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
+  static constexpr int kQFull = kMisc + 128, kDrained = kMisc + 136, kDealt = kMisc + 144;
+  static constexpr int kMoved = kMisc + 168, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
   static constexpr int kReference = kAlpha + 512, kSums = kReference + 512, kBytes = kSums + 512;
   static_assert(kBytes <= 232448, "more than a block can have");
 
   static __device__ __forceinline__ int tile(int buffer) { return kTiles + buffer * 73728; }
 };
+
+/* Between ordinary shared-memory writes by one consumer and reads by the other. One barrier would do; with one, compute-sanitizer's
+ * racecheck reports the first few reads behind it, with two nothing (as in hopper_merge.cuh). */
+__device__ __forceinline__ void hand_over() {
+  sync_threads(kAll, kConsumers);
+  sync_threads(kAll, kConsumers);
+}
 
 /* Tiles of each buffer that this block has begun: the parity of their mbarriers. */
 struct Turns {

@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_whole(const Params &p, const Item &item, c
     }
     store_matrix4(to + (((group * 32 + 2 * n + (matrix >> 1)) ^ row) << 4), packed[0], packed[1], packed[2], packed[3]);
   }
-  sync_threads(kAll, kConsumers);
+  hand_over();
   uint4 *out = reinterpret_cast<uint4 *>(static_cast<T *>(p.out) + item.first_row * kLatent);
 #pragma unroll 4
   for (int i = threadIdx.x; i < item.rows * 64; i += kConsumers)
@@ -206,9 +206,9 @@ template <typename T> __device__ __noinline__ void merge(const Params &p, const 
   Slice s(item, scratch);
   if (s.first < s.last) {
     load_states(item, ws.states + item.slot_base * int64_t(kStates), s);
-    sync_threads(kAll, kConsumers);
+    hand_over();
     weigh(p, item, s);
-    sync_threads(kAll, kConsumers);
+    hand_over();
     T *out = static_cast<T *>(p.out) + item.first_row * kLatent;
     for (int at = s.first + threadIdx.x; at < s.last; at += kConsumers) {
       int lane = at % 32, n = at / 1024 * 16 + (lane >> 2), c = at / 512 % 2 * 256 + at % 512 / 32 * 16 + (lane & 3) * 2;

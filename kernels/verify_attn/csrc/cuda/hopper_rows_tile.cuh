@@ -26,7 +26,7 @@ template <typename T, int kGroup> struct Run {
   float scale;  // of scores, base 2
 
   static constexpr int kOther = kGroup ^ 1;
-  static constexpr uint32_t kLanded = kBase + Shared::kFull + kGroup * 32, kOthersProbs = kBase + Shared::kReady + kOther * 8;
+  static constexpr uint32_t kLanded = kBase + Shared::kFull + kGroup * 32;
 
   __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
   __device__ __forceinline__ static int warp() { return (threadIdx.x & 127) >> 5; }
@@ -152,8 +152,7 @@ template <typename T, int kGroup> struct Run {
     for (int i = 0; i < 4; ++i)
       reinterpret_cast<uint4 *>(shared + Shared::kProbs)[i * 128 + (threadIdx.x & 127)] =
           make_uint4(probs[4 * i], probs[4 * i + 1], probs[4 * i + 2], probs[4 * i + 3]);
-    __syncwarp();
-    arrive(kBase + Shared::kReady + kGroup * 8);
+    arrive_threads(kProbs + kGroup, kConsumers);
   }
 
   /* The other's P, which the same thread there has left (and which this thread's next own P will overwrite). */
@@ -239,7 +238,7 @@ template <typename T, int kGroup> struct Run {
     if (moved) rescale(alpha, o);
     values<0>(probs, o);
     if (!second) return;
-    barrier_wait(kOthersProbs, turns.parity(1));
+    sync_threads(kProbs + kOther, kConsumers);
     if (follow(rows, alpha)) rescale(alpha, o);
     take_probs(probs);
     values<1>(probs, o);
@@ -252,7 +251,7 @@ template <typename T, int kGroup> struct Run {
     bool moved = false;
     unsigned hidden = second && masked(key) ? find_hidden(key) : 0;
     if (second) scores(turns.parity(1), s);
-    barrier_wait(kOthersProbs, turns.parity(0));
+    sync_threads(kProbs + kOther, kConsumers);
     if (follow(rows, alpha)) rescale(alpha, o);
     take_probs(others);
     start_values<0>(others, o);
@@ -283,7 +282,7 @@ template <typename T, int kGroup> struct Run {
       rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
       if ((lane() & 3) == 0) sums[kGroup * 64 + r0 + 8 * r] = rows.sum[r];
     }
-    sync_threads(kAll, kConsumers);
+    hand_over();
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] = sums[r0 + 8 * r] + sums[64 + r0 + 8 * r];
   }
