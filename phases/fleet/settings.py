@@ -51,7 +51,7 @@ class HostSettings:
     python: str = setting("python3", help="Python 3.8 or newer on the host", not_empty=True)
     sudo: str = setting("", help="user to become with `sudo -n`")
     labels: dict[str, str] = setting(help="for choosing workers: role, arch ...", factory=dict)
-    vars: dict[str, str] = setting(help="values of {name} in launch arguments", factory=dict)
+    vars: dict[str, str] = setting(help="values of {name} in launch arguments and environment, such as gpus: \"0,1,2,3\"", factory=dict)
     ssh: SshSettings | None = setting(None, help="login of this worker; default: the fleet's")
 
 

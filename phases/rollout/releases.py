@@ -34,14 +34,20 @@ class Launched:
 
 
 def require_values(settings: ProductionSettings, workers: Sequence[Host]) -> None:
-    """PlaybookError where the embedded environment's launch arguments name what a worker has no value for: SGLang would be given the name."""
-    if settings.server.python != EMBEDDED:
-        return
-    named = re.findall(r"{(\w+)}", " ".join([*launch_arguments(), *LAUNCH_ENVIRONMENT.values()]))
+    """PlaybookError where launch arguments or variables name what a worker has no value for: SGLang would be given the name.
+
+    Of the playbook's own, a {name} that no worker has is left as it is: braces may stand there for something else.
+    """
+    own = [settings.server, settings.incumbent, settings.candidate]
+    text = " ".join(text for part in own for text in (*part.arguments, *part.environment.values()))
+    named = [name for name in re.findall(r"{(\w+)}", text) if any(name in host.values for host in workers)]
+    why, hint = "`production: server`", "Give them under `vars` of the host."
+    if settings.server.python == EMBEDDED:
+        named += re.findall(r"{(\w+)}", " ".join([*launch_arguments(), *LAUNCH_ENVIRONMENT.values()]))
+        why, hint = "`server.python: embedded`", "Give them under `vars` of the host, name a Python of your own there, or use `embedded_fleet`."
     for host in workers:
-        if missing := [name for name in named if name not in host.values]:
-            hint = "Give them under `vars` of the host, name a Python of your own there, or use `embedded_fleet`."
-            raise PlaybookError(f"`server.python: embedded` needs values of {host.name} for {', '.join(missing)}.", hint=hint)
+        if missing := [name for name in dict.fromkeys(named) if name not in host.values]:
+            raise PlaybookError(f"{why} needs values of {host.name} for {', '.join(missing)}.", hint=hint)
 
 
 def fleet_releases(

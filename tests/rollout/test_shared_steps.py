@@ -50,6 +50,16 @@ def test_listed_hosts_on_the_embedded_environment_need_values_for_its_arguments(
     require_values(ProductionSettings(ServerSettings("/opt/python", "m"), SideSettings("a")), [Host("w2", "local", "/srv/w2")])
 
 
+def test_a_worker_without_the_variable_that_others_have_is_named() -> None:
+    """Workers that share a machine take their GPUs from `vars`; without them a worker would be started on `{gpus}`, which is none."""
+    server = ServerSettings("/opt/python", "m", arguments=("--json", "{not a name}", "{unknown}"), environment={"CUDA_VISIBLE_DEVICES": "{gpus}"})
+    settings = ProductionSettings(server, SideSettings("a"))
+    with_gpus = Host("w1", "local", "/srv/w1", values={"gpus": "0,1"})
+    require_values(settings, [with_gpus])
+    with pytest.raises(PlaybookError, match="`production: server` needs values of w2 for gpus"):
+        require_values(settings, [with_gpus, Host("w2", "local", "/srv/w2")])
+
+
 def test_what_a_bake_would_stumble_over_is_found_before_a_worker_is_asked(tmp_path: Path) -> None:
     fleet = LightFleet(tmp_path / "light", ssh=0, count=3).prepare()  # no worker runs
     text = (fleet.repo / "playbook.yaml").read_text()
