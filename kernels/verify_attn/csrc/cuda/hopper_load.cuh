@@ -68,7 +68,7 @@ template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Pa
   int piece = threadIdx.x & 7, rows = item.rows;
   const char *q = reinterpret_cast<const char *>(static_cast<const T *>(p.q) + item.first_row * kRow) + piece * 16;
 #pragma unroll 1
-  for (int n = threadIdx.x >> 3; n < kRows; n += kMergers / 8) {
+  for (int n = (threadIdx.x & (kMergers - 1)) >> 3; n < kRows; n += kMergers / 8) {  // masked: bounds the rounds for the compiler
     bool valid = n < rows;
     const char *from = q + (valid ? n : 0) * (kRow * 2);
     uint32_t to = kBase + n * 128 + ((piece ^ (n & 7)) << 4);

@@ -7,27 +7,35 @@ namespace hopper {
 
 constexpr float kSlack = 8.f;  // log2 of the largest P
 
-/* S^T of the tile in `buffer`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
-template <typename T, int kRows, int kGroup> __device__ __forceinline__ void scores(uint32_t parity, float (&s)[kRows / 2]) {
+/* The same in all lanes, and the compiler knows it: what follows from it stays in uniform registers. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+/* An operand's descriptor from its low word (`low_of`), the only one that differs. One addition a wgmma on uniform registers: so
+ * both warpgroups and buffers run the same instructions, half as many as with a constant for each. */
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) { return uint64_t(0x40000040u) << 32 | low; }
+__device__ __forceinline__ uint32_t low_of(uint32_t address) { return address >> 4 | 512u << 16; }
+
+/* S^T of the tile in buffer `group`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
+template <typename T, int kRows> __device__ __forceinline__ void scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
-  uint64_t latents = operand(kBase + S::latents(kGroup)), rope = operand(kBase + S::rope(kGroup)), q = operand(kBase);
-  barrier_wait(kBase + S::kFull + kGroup * 16, parity);
+  constexpr int kQ = S::kQChunk / 16;
+  uint32_t latents = low_of(kBase + S::latents(group)), rope = low_of(kBase + S::rope(group)), q = low_of(kBase);
+  barrier_wait(kBase + S::kFull + group * 16, parity);
   fence_async_proxy();
   pin(s);
   wgmma_begin();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, i > 0);
+    Wgmma<T, 0, kRows / 2>::run(s, descriptor(latents + (i / 4) * 512 + i % 4 * 2), descriptor(q + (i / 4) * kQ + i % 4 * 2), i > 0);
   wgmma_commit();
-  barrier_wait(kBase + S::kFull + kGroup * 16 + 8, parity);
+  barrier_wait(kBase + S::kFull + group * 16 + 8, parity);
   fence_async_proxy();
   wgmma_begin();
 #pragma unroll
   for (int i = 16; i < 32; ++i)
-    Wgmma<T, 0, kRows / 2>::run(s, latents + (i / 4) * 512 + i % 4 * 2, q + (i / 4) * (S::kQChunk / 16) + i % 4 * 2, 1);
+    Wgmma<T, 0, kRows / 2>::run(s, descriptor(latents + (i / 4) * 512 + i % 4 * 2), descriptor(q + (i / 4) * kQ + i % 4 * 2), 1);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    Wgmma<T, 0, kRows / 2>::run(s, rope + i * 2, q + 8 * (S::kQChunk / 16) + i * 2, 1);
+  for (int i = 0; i < 4; ++i) Wgmma<T, 0, kRows / 2>::run(s, descriptor(rope + i * 2), descriptor(q + 8 * kQ + i * 2), 1);
   wgmma_commit();
   wgmma_wait<0>();
   pin(s);
@@ -140,25 +148,26 @@ __device__ __forceinline__ void softmax(float scale, char *shared, int buffer, b
 }
 
 /* O^T += V^T P^T of the tile in `buffer`. */
-template <typename T, int kRows, int kGroup, int kBuffer> __device__ __forceinline__ void values(float (&o)[4][kRows / 2]) {
+template <typename T, int kRows> __device__ __forceinline__ void values(int group, int buffer, float (&o)[4][kRows / 2]) {
   using S = Shared<kRows>;
-  uint64_t latents = operand(kBase + S::latents(kBuffer) + kGroup * 16384), probs = operand(kBase + S::probs(kBuffer));
+  uint32_t latents = low_of(kBase + S::latents(buffer) + group * 16384), probs = low_of(kBase + S::probs(buffer));
 #pragma unroll
   for (int i = 0; i < 4; ++i) pin(o[i]);
   wgmma_begin();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) Wgmma<T, 1, kRows / 2>::run(o[i / 4], latents + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+  for (int i = 0; i < 8; ++i)
+    Wgmma<T, 1, kRows / 2>::run(o[i / 4], descriptor(latents + (i / 4) * 512 + i % 4 * 128), descriptor(probs + i % 4 * 2), 1);
   wgmma_commit();
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], latents + 2048 + (i / 4) * 512 + i % 4 * 128, probs + i % 4 * 2, 1);
+    Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], descriptor(latents + 2048 + (i / 4) * 512 + i % 4 * 128), descriptor(probs + i % 4 * 2), 1);
   wgmma_commit();
   wgmma_wait<1>();
   pin(o[0]), pin(o[1]);
-  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + buffer * 16);
   wgmma_wait<0>();
   pin(o[2]), pin(o[3]);
-  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + kBuffer * 16 + 8);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + buffer * 16 + 8);
 }
 
 /* Shrink O (and the sums, in the warpgroup that did not compute this tile's S) to the rows' new references. */
@@ -180,7 +189,7 @@ template <typename T, int kRows>
 __device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn,
                                      uint32_t q_parity, float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int group = threadIdx.x >> 7, buffer = turn.buffer();
+  int group = uniform(threadIdx.x >> 7), buffer = uniform(turn.buffer());
   bool own = buffer == group;
   if (own) {
     float s[kRows / 2];
@@ -188,17 +197,13 @@ __device__ __forceinline__ void tile(const Params &p, const Plan &plan, const It
     unsigned hidden[2] = {0, 0};
     if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
     if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
-    if (group) scores<T, kRows, 1>(turn.parity(), s);
-    else scores<T, kRows, 0>(turn.parity(), s);
+    scores<T, kRows>(group, turn.parity(), s);
     softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, masked, hidden, s, sum);
   } else {
     sync_threads(kProbs + buffer, kMergers);
   }
   if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
-  if (group == 0 && !buffer) values<T, kRows, 0, 0>(o);
-  else if (group == 0) values<T, kRows, 0, 1>(o);
-  else if (!buffer) values<T, kRows, 1, 0>(o);
-  else values<T, kRows, 1, 1>(o);
+  values<T, kRows>(group, buffer, o);
   if (own && key + kTile < item.key_end) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
 }
 
