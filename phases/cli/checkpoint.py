@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import STYLES, completing, example, json_option, load_playbook, open_ledger, playbook_option, print_json, short, show_table, when
+from phases.cli.common import STYLES, completing, example, json_option, load_playbook, note, open_ledger, playbook_option, print_json, short, show_table, when
 from phases.cli.lazy import LazyGroup
 from phases.errors import Exit, LedgerError, UsageError
 
 if TYPE_CHECKING:
-    from phases.ledger.checkpoint import Checkpoint
+    from phases.ledger.checkpoint import Approval, Checkpoint
     from phases.ledger.ledger import Ledger
     from phases.results import Results
 
@@ -43,21 +43,39 @@ def _ledger(playbook_path: Path | None) -> Ledger:
 @playbook_option
 @json_option
 def list_(playbook_path: Path | None, as_json: bool) -> None:
-    """List all checkpoints, oldest first, with what was decided on them."""
+    """List all checkpoints, oldest first, with what was decided on them.
+
+    Exits with 1 when one of them, or a decision, is damaged, and names it.
+    """
     ledger = _ledger(playbook_path)
-    rows = [(found, ledger.approvals(found)) for found in ledger.checkpoints()]
+    sound, damaged = ledger.survey()
+    faults = [found.error(ledger.tag_prefix) for found in damaged]
+    rows = [(found, _decisions(ledger, found, faults)) for found in sound]
     if as_json:
-        print_json({"checkpoints": [{**found.to_json(), "approvals": [vars(row) for row in made]} for found, made in rows]})
-        return
-    if not rows:
+        listed = [{**found.to_json(), "approvals": [vars(row) for row in made or []]} for found, made in rows]
+        print_json({"checkpoints": listed, "damaged": [str(fault) for fault in faults]})
+    elif rows:
+        columns = ["number", "phase", "verdict", "digest", "recorded", "kernel", "decision"]
+        show_table(columns, [_row(found, made) for found, made in rows], STYLES)
+    elif not faults:
         click.echo(f"No checkpoint yet on branch {ledger.branch}.")
-        return
-    columns = ["number", "phase", "verdict", "digest", "recorded", "kernel", "decision"]
-    show_table(columns, [_row(found, made) for found, made in rows], STYLES)
+    for fault in faults:
+        note(str(fault))
+    if faults:
+        sys.exit(int(Exit.OPERATIONAL))
 
 
-def _row(found: Checkpoint, made: list[Any]) -> list[str]:
-    decision = {"approve": "approved", "reject": "rejected"}[made[-1].decision] if made else "-"
+def _decisions(ledger: Ledger, found: Checkpoint, faults: list[LedgerError]) -> list[Approval] | None:
+    """What was decided on it; None, and one more fault, when that cannot be read."""
+    try:
+        return ledger.approvals(found)
+    except LedgerError as fault:
+        faults.append(fault)
+        return None
+
+
+def _row(found: Checkpoint, made: list[Approval] | None) -> list[str]:
+    decision = "damaged" if made is None else {"approve": "approved", "reject": "rejected"}[made[-1].decision] if made else "-"
     recorded = when(str(found.manifest.get("recorded_at", "-")))
     return [str(found.number), found.phase, found.verdict.value, short(found.digest), recorded, str(found.manifest.get("kernel")), decision]
 
@@ -142,11 +160,9 @@ def verify(checkpoint: str | None, playbook_path: Path | None, as_json: bool) ->
         problems, what = ledger_verify.verify_directory(directory), str(directory)
     else:
         ledger = _ledger(playbook_path)
-        only = ledger.find(checkpoint) if checkpoint else None
+        only = ledger.look_up(checkpoint) if checkpoint else None
         problems = ledger_verify.verify_ledger(ledger, only)
-        count = len(ledger.checkpoints())
-        everything = f"{'the only checkpoint' if count == 1 else f'all {count} checkpoints'} on branch {ledger.branch}"
-        what = only.name if only else everything if not problems else "the ledger"
+        what = only.name if only else "the ledger" if problems else _everything(ledger)
     if as_json:
         print_json({"verified": what, "ok": not problems, "problems": [vars(problem) for problem in problems]})
     else:
@@ -155,6 +171,11 @@ def verify(checkpoint: str | None, playbook_path: Path | None, as_json: bool) ->
         found = "nothing was altered" if not problems else f"{len(problems)} problem{'s' * (len(problems) > 1)}"
         click.echo(f"{what}: {found}")
     sys.exit(int(Exit.PASSED if not problems else Exit.OPERATIONAL))
+
+
+def _everything(ledger: Ledger) -> str:
+    count = len(ledger.checkpoints())
+    return f"{'the only checkpoint' if count == 1 else f'all {count} checkpoints'} on branch {ledger.branch}"
 
 
 @click.command(epilog=example("phase checkpoint export 3 --to checkpoints", "phase checkpoint export latest --to /tmp/for-review"))

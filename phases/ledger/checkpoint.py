@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from phases.errors import LedgerError
 from phases.verdict import Verdict
 
 MANIFEST_SCHEMA = "phasegate/manifest/v1"
@@ -82,6 +83,28 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Damaged:
+    """A checkpoint whose manifest cannot be read. `problem` says why, after "its manifest"."""
+
+    number: int
+    directory: str
+    problem: str
+    tree: str
+
+    @property
+    def name(self) -> str:
+        return self.directory.rpartition("/")[2]
+
+    def error(self, tag_prefix: str) -> LedgerError:
+        """What is wrong with it and where to find what was recorded."""
+        return LedgerError(
+            f"{self.name} is damaged: its manifest {self.problem}.",
+            hint=f"`phase checkpoint verify {self.number}` says what was altered where; "
+            f"what was recorded is `git show {tag_prefix}{self.name}:{self.directory}/{MANIFEST}`.",
+        )
+
+
+@dataclass(frozen=True)
 class Approval:
     """One person's yes or no to exactly the checkpoint they saw, or `--yes` in their name."""
 
@@ -147,6 +170,30 @@ def manifest_of(draft: Draft, number: int, author: str, previous: str | None) ->
         "facts": draft.facts,
         "files": {path: {"sha256": sha256(data), "bytes": len(data)} for path, data in sorted(draft.files.items())},
     })  # fmt: skip
+
+
+def read_manifest(data: bytes) -> dict[str, Any]:
+    """The manifest from its bytes.
+
+    Raises:
+        ValueError: it is none that this toolkit writes; the text says why, after "its manifest".
+    """
+    try:
+        manifest = json.loads(data)
+    except ValueError:
+        raise ValueError("is not JSON") from None
+    if not isinstance(manifest, dict):
+        raise ValueError("is not a JSON object")
+    if manifest.get("schema") != MANIFEST_SCHEMA:
+        raise ValueError(f"has the schema {manifest.get('schema')!r}, which is not {MANIFEST_SCHEMA}")
+    try:
+        datetime.fromisoformat(manifest["recorded_at"])
+        whole = all(isinstance(facts["sha256"], str) for facts in manifest["files"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise ValueError("does not say when it was recorded and which files it holds")
+    return manifest
 
 
 def sums_of(files: dict[str, bytes]) -> bytes:

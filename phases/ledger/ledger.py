@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phases.errors import LedgerError
 from phases.ledger import checkpoint as cp
-from phases.ledger.checkpoint import Approval, Checkpoint, Draft
+from phases.ledger.checkpoint import Approval, Checkpoint, Damaged, Draft
 from phases.ledger.git import Git, GitFailed
 from phases.ledger.lost import require_whole
 from phases.ledger.objects import list_tree, read_objects, write_tree
@@ -57,32 +57,43 @@ class Ledger:
         return local
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All checkpoints, oldest first."""
+        """All checkpoints, oldest first. Raises LedgerError when one of them is damaged."""
         tip = self.tip()
         return self._list_at(tip) if tip else []
+
+    def survey(self) -> tuple[list[Checkpoint], list[Damaged]]:
+        """The checkpoints that can be read and those that are damaged, each oldest first."""
+        tip = self.tip()
+        return self._survey_at(tip) if tip else ([], [])
 
     def find(self, name: str) -> Checkpoint:
         """The checkpoint called by number, directory name, tag, digest (or its first 6 digits or more) or `latest`.
 
         Raises:
-            LedgerError: there is none, or several.
+            LedgerError: there is none, or several, or it is damaged; that others are is no hindrance.
         """
-        all_of_them = self.checkpoints()
-        if not all_of_them:
+        found = self.look_up(name)
+        if isinstance(found, Damaged):
+            raise found.error(self.tag_prefix)
+        return found
+
+    def look_up(self, name: str) -> Checkpoint | Damaged:
+        """As `find`, but a damaged one is returned, not raised."""
+        sound, damaged = self.survey()
+        known: list[Checkpoint | Damaged] = sorted([*sound, *damaged], key=lambda c: c.number)
+        if not known:
             raise LedgerError(f"there is no checkpoint yet on branch {self.branch!r}.", hint="Run a phase first (`phase run`).")
-        if name == "latest":
-            return all_of_them[-1]
         wanted = name.removeprefix(self.tag_prefix)
-        found = [c for c in all_of_them if wanted == c.name or (wanted.isdigit() and int(wanted) == c.number)]
+        found = known[-1:] if name == "latest" else [c for c in known if wanted == c.name or (wanted.isdigit() and int(wanted) == c.number)]
         if not found and len(wanted) >= 6:
-            found = [c for c in all_of_them if c.digest.startswith(wanted) or c.commit.startswith(wanted)]
+            found = [c for c in sound if c.digest.startswith(wanted) or c.commit.startswith(wanted)]
         if len(found) != 1:
             problem = "names several checkpoints" if found else "names no checkpoint"
-            raise LedgerError(f"{name!r} {problem}.", hint=f"Known: {', '.join(c.name for c in all_of_them[-8:])}.")
+            raise LedgerError(f"{name!r} {problem}.", hint=f"Known: {', '.join(c.name for c in known[-8:])}.")
         return found[0]
 
-    def files(self, checkpoint: Checkpoint) -> dict[str, bytes]:
-        """Contents of every file of a checkpoint by relative path, its manifest among them."""
+    def files(self, checkpoint: Checkpoint | Damaged) -> dict[str, bytes]:
+        """Contents of every file of a checkpoint by relative path, its manifest among them if it has one."""
         entries = list_tree(self.git, checkpoint.tree, recursive=True)
         contents = read_objects(self.git, (e.oid for e in entries))
         return {e.path: contents[e.oid][1] for e in entries}
@@ -289,23 +300,30 @@ class Ledger:
                                   hint=f"Switch that work tree to another branch (`git -C {where} switch --detach`), or name another ledger branch.")
 
     def _list_at(self, tip: str) -> list[Checkpoint]:
-        rows = [(e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))]
-        manifests = {e.path: self._manifest_oid(e.oid) for e, _ in rows}
-        contents = read_objects(self.git, manifests.values())
-        commits = self._commits(tip)
-        found = []
-        for entry, (number, phase, verdict) in rows:
-            data = contents[manifests[entry.path]][1]
-            digest = cp.sha256(data)
-            found.append(Checkpoint(number, phase, verdict, digest, commits.get(entry.path, ""), f"{DIRECTORY}/{entry.path}",
-                                    _manifest(data, entry.path), entry.oid))
-        return sorted(found, key=lambda c: c.number)
+        sound, damaged = self._survey_at(tip)
+        if damaged:
+            raise damaged[0].error(self.tag_prefix)
+        return sound
 
-    def _manifest_oid(self, tree: str) -> str:
-        oid = self.git.resolve(f"{tree}:{cp.MANIFEST}")
-        if oid is None:
-            raise LedgerError("a checkpoint has no manifest.", hint="Run `phase checkpoint verify`.")
-        return oid
+    def _survey_at(self, tip: str) -> tuple[list[Checkpoint], list[Damaged]]:
+        rows = [(e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))]
+        manifests = {e.path: self.git.resolve(f"{e.oid}:{cp.MANIFEST}") for e, _ in rows}
+        contents = read_objects(self.git, filter(None, manifests.values()))
+        commits = self._commits(tip)
+        sound, damaged = [], []
+        for entry, (number, phase, verdict) in sorted(rows, key=lambda row: row[1][0]):
+            directory, oid = f"{DIRECTORY}/{entry.path}", manifests[entry.path]
+            if oid is None:
+                damaged.append(Damaged(number, directory, "is missing", entry.oid))
+                continue
+            data = contents[oid][1]
+            try:
+                manifest = cp.read_manifest(data)
+            except ValueError as fault:
+                damaged.append(Damaged(number, directory, str(fault), entry.oid))
+            else:
+                sound.append(Checkpoint(number, phase, verdict, cp.sha256(data), commits.get(entry.path, ""), directory, manifest, entry.oid))
+        return sound, damaged
 
     def _commits(self, tip: str) -> dict[str, str]:
         """Directory name of each checkpoint to the commit that recorded it."""
@@ -328,15 +346,3 @@ class Written:
     checkpoint: Checkpoint
     tags: dict[str, str]
     is_new: bool = True
-
-
-def _manifest(data: bytes, name: str) -> dict:
-    import json
-
-    try:
-        manifest = json.loads(data)
-    except ValueError as fault:
-        raise LedgerError(f"the manifest of {name} is not JSON.", hint="Run `phase checkpoint verify`.") from fault
-    if not isinstance(manifest, dict):
-        raise LedgerError(f"the manifest of {name} is not a JSON object.", hint="Run `phase checkpoint verify`.")
-    return manifest

@@ -7,6 +7,7 @@ only added to what was there.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from phases.ledger.approvals import UNTAGGED, decision_files
 from phases.ledger.objects import Entry, list_tree, object_id, read_objects
 
 if TYPE_CHECKING:
-    from phases.ledger.checkpoint import Checkpoint
+    from phases.ledger.checkpoint import Checkpoint, Damaged
     from phases.ledger.ledger import Ledger
 
 
@@ -49,10 +50,10 @@ def verify_files(name: str, files: dict[str, bytes]) -> list[Problem]:
     if files.get(cp.SUMS) != cp.sums_of(files):
         problems += list(_sums_problems(name, files))
     try:
-        manifest = json.loads(files[cp.MANIFEST])
-        listed: dict[str, Any] = manifest["files"]
-    except (ValueError, KeyError, TypeError):
-        return [*problems, Problem(f"{name}/{cp.MANIFEST}", "is not a manifest of this toolkit")]
+        manifest = cp.read_manifest(files[cp.MANIFEST])
+    except ValueError as fault:
+        return [*problems, Problem(f"{name}/{cp.MANIFEST}", str(fault))]
+    listed: dict[str, Any] = manifest["files"]
     if cp.canonical_json(manifest) != files[cp.MANIFEST]:
         problems.append(Problem(f"{name}/{cp.MANIFEST}", "is not written as it was recorded"))
     for path in sorted({*listed, *files} - {cp.MANIFEST, cp.SUMS}):
@@ -83,21 +84,29 @@ def verify_directory(path: Path) -> list[Problem]:
     return verify_files(resolved.name, files)
 
 
-def verify_ledger(ledger: Ledger, only: Checkpoint | None = None) -> list[Problem]:
-    """Check the whole ledger, or one checkpoint of it; an empty list means that nothing was altered."""
+def verify_ledger(ledger: Ledger, only: Checkpoint | Damaged | None = None) -> list[Problem]:
+    """Check the whole ledger, or one checkpoint of it; an empty list means that nothing was altered. A problem does not end the search."""
     tip = ledger.tip()
     if tip is None:
         raise LedgerError(f"there is no ledger on branch {ledger.branch!r}.", hint="Run a phase first (`phase run`).")
+    looks = [_objects(ledger, tip), _history(ledger, tip), _checkpoints(ledger, only)]
+    if only is None:
+        looks.append(_lost(ledger, tip))
+    return list(dict.fromkeys(problem for look in looks for problem in _unreadable_is_altered(look)))
+
+
+def _unreadable_is_altered(look: Iterator[Problem]) -> Iterator[Problem]:
+    """What a look finds, the last being that it could not go on: git refuses to read an object whose stored bytes are broken."""
     try:
-        problems = list(_objects(ledger, tip)) + list(_history(ledger, tip))
-        if not problems:
-            chosen = [only] if only else ledger.checkpoints()
-            problems = [p for c in chosen for p in _checkpoint(ledger, c)]
-            problems += [] if only else _lost(ledger, tip)
+        yield from look
     except (LedgerError, ValueError) as fault:
-        # Unreadable is altered: git refuses to read an object whose stored bytes are broken.
-        return [Problem("ledger", f"cannot be read whole: {fault}")]
-    return problems
+        yield Problem("ledger", f"cannot be read whole: {fault}")
+
+
+def _checkpoints(ledger: Ledger, only: Checkpoint | Damaged | None) -> Iterator[Problem]:
+    """Every checkpoint, or the one; what is wrong with one does not hide the others."""
+    for checkpoint in [only] if only else itertools.chain(*ledger.survey()):
+        yield from _unreadable_is_altered(_checkpoint(ledger, checkpoint))
 
 
 def _sums_problems(name: str, files: dict[str, bytes]) -> Iterator[Problem]:
@@ -156,9 +165,10 @@ def _history(ledger: Ledger, tip: str) -> Iterator[Problem]:
         before = now
 
 
-def _checkpoint(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Problem]:
-    files = ledger.files(checkpoint)
-    yield from verify_files(checkpoint.name, files)
+def _checkpoint(ledger: Ledger, checkpoint: Checkpoint | Damaged) -> Iterator[Problem]:
+    yield from verify_files(checkpoint.name, ledger.files(checkpoint))
+    if isinstance(checkpoint, cp.Damaged):
+        return
     if not checkpoint.commit:
         yield Problem(checkpoint.name, "no ledger commit recorded it")
         return

@@ -155,5 +155,5 @@ def test_export_verifies_on_its_own_and_a_flipped_byte_is_found(phase, recorded,
 
 
 def test_an_empty_ledger_is_no_error_to_list(phase):
-    assert phase.json("checkpoint", "list") == {"checkpoints": []}
+    assert phase.json("checkpoint", "list") == {"checkpoints": [], "damaged": []}
     assert "Run a phase first" in phase("gate", "review", code=1).stderr

@@ -103,6 +103,28 @@ def test_a_lost_approval_is_not_taken_for_one_that_was_never_given(repository, p
     phase("run")
 
 
+def test_one_damaged_checkpoint_does_not_stop_list_show_and_verify(repository, phase):
+    name = repository.run().checkpoint["name"]
+    repository.run()
+    repository.git("switch", "-q", "checkpoints")
+    (repository.path / "checkpoints" / name / "manifest.json").write_text("{")
+    repository.git("commit", "-qam", "Damage it")
+    repository.git("switch", "-q", "main")
+    listed = phase("checkpoint", "list", code=1)
+    rows = listed.stdout.splitlines()
+    assert len(rows) == 2 and rows[1].startswith("2 ")
+    (line,) = listed.stderr.splitlines()
+    assert f"{name} is damaged: its manifest is not JSON" in line and "phase checkpoint verify 1" in line
+    recorded = line.rpartition("what was recorded is `git ")[2].partition("`")[0]
+    assert json.loads(repository.git(*recorded.split()))["number"] == 1
+    as_json = phase.json("checkpoint", "list", code=1)
+    assert [row["number"] for row in as_json["checkpoints"]] == [2] and [row in line for row in as_json["damaged"]] == [True]
+    assert f"ALTERED  {name}/manifest.json: is not JSON" in phase("checkpoint", "verify", code=1).stdout
+    assert f"{name}/manifest.json: is not JSON" in phase("checkpoint", "verify", "1", code=1).stdout
+    assert phase.json("checkpoint", "show", "2")["number"] == 2
+    assert "is damaged" in phase("checkpoint", "show", "1", code=1).stderr
+
+
 def test_no_word_of_others_gives_the_terminal_orders(phase):
     stderr = phase("status", "-p", "\x1b[2J\x1b]0;owned\x07.yaml", code=2).stderr
     assert "owned" in stderr and "\x1b" not in stderr and "\x07" not in stderr

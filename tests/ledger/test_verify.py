@@ -30,6 +30,13 @@ def ledger_objects(ledger: Ledger) -> list[str]:
     return [line.split()[0] for line in listed.splitlines()] + tags
 
 
+def replace(ledger: Ledger, repo: Path, path: str, content: bytes) -> None:
+    """One more ledger commit, in which a file is another one."""
+    tip = git(repo, "rev-parse", "checkpoints")
+    tree = write_tree(ledger.git, tip, {path: content})
+    git(repo, "update-ref", "refs/heads/checkpoints", ledger.commit(tree, [tip], "Record evil\n", 2.0))
+
+
 def test_clean_ledger_has_no_problem(ledger: Ledger) -> None:
     ledger.record(make_draft(ledger))
     assert verify_ledger(ledger) == []
@@ -125,14 +132,46 @@ def test_a_tree_that_leads_out_of_its_directory_is_not_exported(ledger: Ledger, 
 @pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"decision": "approve"}', b"\xff"])
 def test_a_decision_or_manifest_that_is_none_is_said(ledger: Ledger, repo: Path, content: bytes) -> None:
     checkpoint = ledger.record(make_draft(ledger))
-    tip = git(repo, "rev-parse", "checkpoints")
+    whole = git(repo, "rev-parse", "checkpoints")
     for path in ("approvals/0001/0001.json", f"{checkpoint.directory}/manifest.json"):
-        tree = write_tree(ledger.git, tip, {path: content})
-        git(repo, "update-ref", "refs/heads/checkpoints", ledger.commit(tree, [tip], "Record evil\n", 2.0))
+        git(repo, "update-ref", "refs/heads/checkpoints", whole)
+        replace(ledger, repo, path, content)
         assert verify_ledger(ledger)
-        if path.startswith("approvals") or content != b'{"decision": "approve"}':
-            with pytest.raises(LedgerError, match="checkpoint verify"):
-                ledger.approvals(ledger.find("1"))
+        with pytest.raises(LedgerError, match="checkpoint verify"):
+            ledger.approvals(ledger.find("1"))
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    (b"garbage", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "is not a JSON object"), (b'{"schema": "phasegate/manifest/v9"}', "has the schema 'phasegate/manifest/v9'"),
+    (b'{"schema": "phasegate/manifest/v1", "recorded_at": "2026-01-01T00:00:00Z", "files": {"x": 3}}', "does not say when"),
+])  # fmt: skip
+def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Path, content: bytes, why: str) -> None:
+    first = ledger.record(make_draft(ledger))
+    second = ledger.record(make_draft(ledger, "run-2"))
+    replace(ledger, repo, f"{first.directory}/manifest.json", content)
+    sound, (damaged,) = ledger.survey()
+    assert [c.name for c in sound] == [second.name] and damaged.name == first.name and why in damaged.problem
+    assert ledger.find("2") == second == ledger.find("latest")
+    for read in (ledger.checkpoints, lambda: ledger.find("1"), lambda: ledger.find(first.name)):
+        with pytest.raises(LedgerError, match=f"{first.name} is damaged: its manifest {why}.*checkpoint verify 1"):
+            read()
+    git(repo, "tag", "-d", f"checkpoint/{second.name}")  # one more thing to find, in a sound one
+    found = {p.where: p.text for p in verify_ledger(ledger)}
+    assert why in found[f"{first.name}/manifest.json"] and "was altered in ledger commit" in found[f"{first.directory}/manifest.json"]
+    assert found[f"tag checkpoint/{second.name}"] == "is missing"
+    assert why in {p.where: p.text for p in verify_ledger(ledger, ledger.look_up("1"))}[f"{first.name}/manifest.json"]
+
+
+def test_a_checkpoint_without_a_manifest_is_damaged(ledger: Ledger, repo: Path) -> None:
+    first = ledger.record(make_draft(ledger))
+    second = ledger.record(make_draft(ledger, "run-2"))
+    git(repo, "switch", "-q", "checkpoints")
+    git(repo, "rm", "-q", f"{first.directory}/manifest.json")
+    git(repo, "commit", "-qm", "Record evil")
+    git(repo, "switch", "-q", "main")
+    sound, (damaged,) = ledger.survey()
+    assert [c.name for c in sound] == [second.name] and (damaged.name, damaged.problem) == (first.name, "is missing")
+    assert "is missing" in {p.text for p in verify_ledger(ledger) if p.where == f"{first.name}/manifest.json"}
 
 
 def test_a_branch_that_was_set_back_is_found(ledger: Ledger, repo: Path) -> None:
