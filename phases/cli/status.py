@@ -205,7 +205,16 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
             end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
         blocks.append(line(text, "red" if seen.left_to_restore else "", bold=seen.left_to_restore))
-    return blocks
+    return blocks + _unrestored(seen)
+
+
+def _unrestored(seen: Overview) -> list[Block]:
+    """What a rollback left, worker by worker, also where a hot fallback, or its end, is the newest that was done."""
+    back = seen.unrestored
+    if back is None or not seen.left_to_restore:
+        return []
+    left = "; ".join(f"{name}: {why}" for name, why in back.left.items()) or "see it in `phase checkpoint show`"
+    return [line(f"Not restored by {back.checkpoint}, {age(seen.at - back.at)} ago: {left.rstrip('.')}. `phase rollback` does what is left.", "red", bold=True)]
 
 
 def fleet_blocks(live: FleetLook) -> list[Block]:

@@ -74,7 +74,7 @@ class Rollback:
 
     def to_json(self) -> dict[str, Any]:
         return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events),
-                "state": self.state, "hot": self.hot.to_json() if self.hot else None, "target": self.target}  # fmt: skip
+                "state": self.state, "restores": self.restores, "hot": self.hot.to_json() if self.hot else None, "target": self.target}  # fmt: skip
 
 
 def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False, by_hand: bool = False,

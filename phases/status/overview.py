@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,20 @@ class LastGood:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The newest rollback in the ledger."""
+    """A rollback in the ledger.
+
+    Attributes:
+        state: restored; undone: the hot fallback was taken back; safe: no traffic on the candidate's kernel, restarts still to come; incomplete.
+        restores: whether it was to restore, or only to make traffic safe. left: what was not as it should be at its end, by worker.
+    """
 
     checkpoint: str
     at: float
     verified: bool
     reason: str
-    state: str = ""  # restored; undone: the hot fallback was taken back; safe: no traffic on the candidate's kernel, restarts still to come; incomplete
+    state: str = ""
+    restores: bool = True
+    left: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class Overview:
 
     Attributes:
         running: who holds the playbook's lock on this machine. live: what that run is doing, as it last said.
+        rolled_back: the newest rollback.
+        unrestored: the newest one that was to restore and did not, where none since has either; hot fallbacks made or taken back since are none.
         lost: what tags remember and the ledger branch does not hold any more, in words.
         taken_down: when and by whom the embedded fleet was; None where there is none, or nobody has.
         unfinished: attempts that were cut off. exits: exit code of each phase's latest finished attempt here.
@@ -76,21 +85,23 @@ class Overview:
     exits: tuple[tuple[str, int], ...] = ()
     last_good: LastGood | None = None
     rolled_back: RolledBack | None = None
+    unrestored: RolledBack | None = None
     lost: str = ""
     taken_down: TakenDown | None = None
 
     @property
     def left_to_restore(self) -> bool:
-        """Whether the newest rollback has left something to do: not where the workers it speaks of have been taken down since."""
-        back = self.rolled_back
-        return back is not None and not back.verified and not (self.taken_down and self.taken_down.settles(back.at))
+        """Whether rollbacks have left something to do: not where the workers they speak of have been taken down since."""
+        open_ones = [back for back in (self.unrestored, self.rolled_back) if back is not None and not back.verified]
+        return any(not (self.taken_down and self.taken_down.settles(back.at)) for back in open_ones)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "playbook": self.playbook.name, "kernel": str(self.playbook.kernel), "phases": [standing.to_json() for standing in self.phases],
             "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
             "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
-            "rolled_back": vars(self.rolled_back) if self.rolled_back else None, "lost": self.lost,
+            "rolled_back": vars(self.rolled_back) if self.rolled_back else None,
+            "unrestored": vars(self.unrestored) if self.unrestored else None, "lost": self.lost,
             "taken_down": vars(self.taken_down) if self.taken_down else None,
         }  # fmt: skip
 
@@ -105,7 +116,7 @@ def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
     waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
     return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), rolled_back(ledger, mine),
-                    lost.warning(ledger), taken_down.of_playbook(playbook))  # fmt: skip
+                    unrestored(ledger, mine), lost.warning(ledger), taken_down.of_playbook(playbook))  # fmt: skip
 
 
 def _waiting(standing: Standing) -> Waiting:
@@ -151,19 +162,36 @@ def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
 
 
 def rolled_back(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
-    """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
+    """The newest rollback."""
+    return next((back for found in reversed(mine) if (back := _rollback_of(ledger, found))), None)
+
+
+def unrestored(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
+    """The newest rollback that was to restore and did not, unless one since did, or a full rollout has passed."""
     for found in reversed(mine):
-        if found.phase == ROLLBACK_PHASE:
-            back = _facts(ledger, found).get("rollback", {})
-        elif found.phase in ("tp8-canary", "full-rollout") and not found.verdict.advances:
-            facts = _facts(ledger, found)
-            end = facts.get("end", {})
-            back = (end.get("rollback") or facts.get("rollback", {})) if end.get("exit_code") in _ROLLED_BACK else None
-        else:
-            continue
-        if back is not None:
-            return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), str(back.get("state", "")))
+        if found.phase == "full-rollout" and found.verdict.advances:
+            return None
+        back = _rollback_of(ledger, found)
+        if back and back.state != "undone" and (back.verified or back.restores):
+            return None if back.verified else back
     return None
+
+
+def _rollback_of(ledger: Ledger, found: Checkpoint) -> RolledBack | None:
+    """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
+    if found.phase == ROLLBACK_PHASE:
+        back = _facts(ledger, found).get("rollback", {})
+    elif found.phase in ("tp8-canary", "full-rollout") and not found.verdict.advances:
+        facts = _facts(ledger, found)
+        end = facts.get("end", {})
+        if end.get("exit_code") not in _ROLLED_BACK:
+            return None
+        back = end.get("rollback") or facts.get("rollback", {})
+    else:
+        return None
+    state = str(back.get("state", ""))
+    restores = bool(back.get("restores", state != "safe"))  # not told by older ones, where most that ended safe went no further
+    return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), state, restores, dict(back.get("left", {})))
 
 
 def _facts(ledger: Ledger, found: Checkpoint) -> dict[str, Any]:

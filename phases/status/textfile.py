@@ -18,7 +18,7 @@ the file was written. Every metric has the label `playbook`.
 | phasegate_last_good_info | release, checkpoint | 1 for the release the newest passed full rollout made last-good |
 | phasegate_last_good_timestamp_seconds | | when that was |
 | phasegate_rolled_back_timestamp_seconds | checkpoint | when the newest rollback was recorded; absent when there was none |
-| phasegate_rollback_verified | checkpoint | 1: it was observed to be complete; 0: a person is needed; absent where the fleet was taken down since |
+| phasegate_rollback_verified | checkpoint | 1: it was observed to be complete; 0: a person is needed, also for what one before it left unrestored; absent where the fleet was taken down since |
 | phasegate_worker_reachable | worker | 1: the host answered (workers only when the fleet was asked) |
 | phasegate_worker_serving | worker | 1: it answers /health; absent when not asked |
 | phasegate_worker_in_service | worker | 1: the router sends it requests; absent when the router does not say |
@@ -150,7 +150,7 @@ def _production(gauges: _Gauges, overview: Overview) -> None:
     if back:
         gauges.add("rolled_back_timestamp_seconds", "When the newest rollback was recorded.", back.at, checkpoint=back.checkpoint)
         if back.verified or overview.left_to_restore:
-            gauges.add("rollback_verified", "Whether that rollback was observed to be complete.", back.verified, checkpoint=back.checkpoint)
+            gauges.add("rollback_verified", "Whether that rollback was observed to be complete, and none before it left a worker unrestored.", back.verified and not overview.left_to_restore, checkpoint=back.checkpoint)
 
 
 def _workers(gauges: _Gauges, look: FleetLook) -> None:

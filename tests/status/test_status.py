@@ -73,7 +73,30 @@ def test_last_good_and_rollback_from_the_ledger(repository, phase):
     text = phase("status").stdout
     assert "Last good: abababababab, since 0001-full-rollout-PASS" in text and "2 h ago" in text and "ago, verified: itl p95 slower" in text
     _record(repository, "rollback", Verdict.FAIL, {"rollback": {"verified": False, "reason": "asked for", "left": {"w3": "does not answer"}}})
-    assert "INCOMPLETE: a person is needed" in phase("status").stdout
+    shown = phase("status").stdout
+    assert "INCOMPLETE: a person is needed" in shown and "Not restored by 0004-rollback-FAIL, 2 h ago: w3: does not answer. `phase rollback` does what is left." in shown
+
+
+def test_a_hot_fallback_taken_back_does_not_hide_what_a_rollback_before_it_left(repository, phase):
+    left = {"verified": False, "restores": True, "reason": "p99", "left": {"w3": "does not answer"}}
+    _record(repository, "full-rollout", Verdict.PASS, {"end": {"last_good": "ab" * 32}})
+    _record(repository, "rollback", Verdict.FAIL, {"rollback": {**left, "state": "safe"}})  # safe by the hot fallback, and then a restart failed
+    _record(repository, "rollback", Verdict.PASS, {"rollback": {"verified": False, "restores": False, "state": "safe", "reason": "again", "left": {"w1": "x"}}})
+    _record(repository, "rollback", Verdict.PASS, {"rollback": {"verified": True, "state": "undone", "reason": "false alarm"}})
+    shown = phase("status", "--textfile", "state.prom").stdout
+    assert "hot fallback taken back: false alarm" in shown and "Not restored by 0002-rollback-FAIL, 2 h ago: w3: does not answer." in shown and "w1" not in shown
+    assert phase.json("status")["unrestored"]["left"] == {"w3": "does not answer"}
+    [verified] = [line for line in (repository.path / "state.prom").read_text().splitlines() if line.startswith("phasegate_rollback_verified{")]
+    assert "0004-rollback-PASS" in verified and float(verified.split()[-1]) == 0
+    _record(repository, "rollback", Verdict.PASS, {"rollback": {"verified": True, "state": "restored", "reason": "the rest"}})
+    assert "Not restored" not in phase("status").stdout and phase.json("status")["unrestored"] is None
+
+
+def test_a_full_rollout_that_passed_ends_what_a_rollback_before_it_left(repository, phase):
+    _record(repository, "rollback", Verdict.FAIL, {"rollback": {"verified": False, "reason": "p99", "state": "incomplete", "left": {"w3": "does not answer"}}})
+    _record(repository, "full-rollout", Verdict.PASS, {"end": {"last_good": "ab" * 32}})
+    _record(repository, "rollback", Verdict.PASS, {"rollback": {"verified": True, "state": "undone", "reason": "false alarm"}})
+    assert "Not restored" not in phase("status").stdout
 
 
 @pytest.fixture
