@@ -72,7 +72,8 @@ def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
     """Stop the embedded fleet: its workers and its router.
 
     Leases end first, so that no worker is started again. `phase status` then says when it was taken down, and by whom. Stopped half way:
-    given again, it finishes. Exit 6 while a run or a rollback is at work.
+    given again, it finishes. Exit 6 while a run or a rollback is at work; 1 when a worker could not be stopped, or something that is not
+    shown to be the worker still listens on its port.
     """
     from phases.embedded.down import down as stop
     from phases.engine.lock import Lock

@@ -10,6 +10,7 @@ import dataclasses
 import glob
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.locks import show_lock
 from phases.fleet.services import ServiceDriver
+from phases.fleet.settings import FleetSettings
 from phases.processes import Life
 from phases.serving.host import LocalHost
 
@@ -40,7 +42,8 @@ def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, by: str, clo
         by: who does it, for the record. purge: remove the workers' directories and ports as well.
     Raises:
         HostLockedError: a rollback is at work on a worker; nothing was changed.
-        FleetError: a worker could not be stopped; all others are, and nothing is removed. ServingError: the same of the router.
+        FleetError: a worker could not be stopped, or its port still answers; all others are, and nothing is removed. ServingError: the
+            same of the router.
     """
     home, earlier = home_of(repo, name), taken_down.read(home_of(repo, name))
     if earlier and earlier.ended is None:
@@ -49,8 +52,13 @@ def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, by: str, clo
     unfinished = earlier is not None and earlier.ended is None
     if not home.exists() and not unfinished:
         return []
-    begun = TakenDown(clock.now(), by)
-    running = _stop_all(home, repo, name, settings, begun, clock, progress, purge) if home.exists() else []
+    begun, running = TakenDown(clock.now(), by), list[str]()
+    if home.exists():
+        fleet = fleet_of(settings, repo, name)
+        fleet = dataclasses.replace(fleet, hosts=(*fleet.hosts, *left_over_hosts(settings, repo, name)))
+        running = _stop_all(home, fleet, begun, clock, progress, purge)
+        if not (earlier and earlier.is_down):  # since then its ports have been anybody's
+            _require_silent(_placed(fleet))
     if purge and home.exists():
         aside = home.with_name(f"{home.name}.removed.{os.getpid()}")
         os.replace(home, aside)
@@ -62,11 +70,13 @@ def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, by: str, clo
     return running
 
 
-def _stop_all(home: Path, repo: Path, name: str, settings: EmbeddedFleetSettings, begun: TakenDown, clock: Clock, progress: Callable[[str], None],
-              purge: bool) -> list[str]:  # fmt: skip
-    fleet = fleet_of(settings, repo, name)
-    fleet = dataclasses.replace(fleet, hosts=(*fleet.hosts, *left_over_hosts(settings, repo, name)))
-    hosts = [host for host in fleet.workers() if Path(host.root).exists()]
+def _placed(fleet: FleetSettings) -> list[Host]:
+    """The workers that have a directory."""
+    return [host for host in fleet.workers() if Path(host.root).exists()]
+
+
+def _stop_all(home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, progress: Callable[[str], None], purge: bool) -> list[str]:
+    hosts = _placed(fleet)
     running: list[str] = []
     failed: dict[str, str] = {}
     with Fleet(hosts, limit=max(1, len(hosts))) as reached:
@@ -87,6 +97,22 @@ def _stop_all(home: Path, repo: Path, name: str, settings: EmbeddedFleetSettings
         raise FleetError(f"{', '.join(failed)} could not be stopped: {'; '.join(failed.values())}",
                          hint=f"Mend what it names, or end its processes by hand, then try again.{hint}", host=next(iter(failed)))  # fmt: skip
     return running
+
+
+def _require_silent(hosts: list[Host]) -> None:
+    """A server that neither a record nor its environment shows to be the worker's is not ended, but it is not passed over either."""
+    left = {host.name: host.values["port"] for host in hosts if _answers(int(host.values["port"]))}
+    if left:
+        ports = ", ".join(f"{port} of {name}" for name, port in left.items())
+        look = " or ".join(f"sport = :{port}" for port in left.values())
+        raise FleetError(f"something still listens on port {ports}, and nothing shows that it is the worker's, so it was left alone.",
+                         hint=f"`ss -ltnp '{look}'` names it: end it by hand, then try again.", host=next(iter(left)))  # fmt: skip
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _write_begun(home: Path, begun: TakenDown, purge: bool) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -196,6 +196,27 @@ def test_damaged_records_of_a_fleet_are_named(small: Small) -> None:
         assert f"{ports} is damaged" in small.phase("fleet", "down", "--purge", code=1).stderr
     ports.write_text(known)
     assert small.phase("fleet", "down").stdout == "Stopped router.\n"
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("")])
+def test_workers_whose_records_are_lost_are_stopped_all_the_same(small: Small, damage: Callable[[Path], object]) -> None:
+    for host in small.hosts:
+        damage(Path(host.root) / "run" / "service.json")
+    assert small.phase("fleet", "down").stdout == "Stopped w1, w2, router.\n" and small.running() == []
+
+
+def test_what_listens_on_a_workers_port_and_is_not_shown_to_be_it_is_named_and_lives(small: Small) -> None:
+    worker, port = small.workers[1], int(small.hosts[1].values["port"])
+    os.kill(json.loads((Path(worker.host.root) / "run" / "service.json").read_text())["process"]["pid"], signal.SIGKILL)
+    eventually(lambda: not worker.served())
+    with socket.create_server(("127.0.0.1", port), backlog=16):  # in this process, which goes on
+        for more in ((), ("--purge",)):
+            refused = small.phase("fleet", "down", *more, code=1)
+            assert f"on w2: something still listens on port {port} of w2" in refused.stderr and f"ss -ltnp 'sport = :{port}'" in refused.stderr
+            assert small.home.exists() and not small.phase.json("status")["taken_down"]["ended"]
+    assert small.phase("fleet", "down").stdout == "Nothing was running.\n"
+    with socket.create_server(("127.0.0.1", port), backlog=16):  # the fleet is down: the port is anybody's
+        assert small.phase("fleet", "down", "--purge").stdout == "Nothing was running.\n" and not small.home.exists()
 
 
 def test_a_watch_acts_on_no_fleet_that_is_being_taken_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from phases.fleet.errors import ServiceError
 from phases.fleet.host import Host
 from phases.fleet.locks import HostLock
 from phases.fleet.services import ProcessDriver
-from phases.fleet.session import HostSession
+from phases.fleet.session import HostSession, op
 from phases.fleet.transport import connect
 from tests.fleet.conftest import ready_of, service_bundle
 from tests.fleet.worker import eventually
@@ -39,6 +39,38 @@ def test_a_service_recorded_by_an_older_toolkit_is_still_stopped(local: Host, dr
         session.do(driver.restarting(local))
         assert driver.status(session).pid != first and not Path(f"/proc/{first}").exists()
         session.do(driver.stopping(local))
+
+
+@pytest.mark.parametrize("record", [None, "", "{", "[]", "{}"])
+def test_a_service_whose_record_is_lost_is_found_by_its_environment(local: Host, driver: ProcessDriver, record: str | None) -> None:
+    with HostSession(connect(local)) as session, HostLock(session, "test") as lock:
+        bundle = service_bundle()
+        push(session, lock, bundle)
+        first_release(session, lock, driver, bundle.digest, ready_of(local))
+        path = Path(local.root) / "run" / "service.json"
+        known = json.loads(path.read_text())
+        path.unlink() if record is None else path.write_text(record)
+        found = session.do(op("service", action="status"))[0]
+        assert (found["running"], found["pid"], found["release"]) == (True, known["process"]["pid"], bundle.digest)
+        assert abs(found["started"] - known["started"]) < 5
+        session.do(driver.stopping(local))
+        assert not Path(f"/proc/{found['pid']}/exe").exists() and not path.exists() and not driver.status(session).running
+
+
+@pytest.mark.parametrize(("environment", "leader"), [
+    ({"PHASEGATE_ROOT": "{root}-2", "PHASEGATE_RELEASE": "a"}, True), ({"PHASEGATE_ROOT": "{root}"}, True), ({"PHASEGATE_RELEASE": "a"}, True),
+    ({"PHASEGATE_ROOT": "{root}", "PHASEGATE_RELEASE": "a"}, False),
+])  # fmt: skip
+def test_a_process_that_is_not_shown_to_be_the_service_is_left_alone(local: Host, driver: ProcessDriver, environment: dict[str, str], leader: bool) -> None:
+    given = {name: value.format(root=local.root) for name, value in environment.items()}
+    Path(local.root).mkdir()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=given, cwd=local.root, start_new_session=leader) as stranger:
+        with HostSession(connect(local)) as session:
+            assert not driver.status(session).running
+            session.do(driver.stopping(local))
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+    assert stranger.returncode == 0
 
 
 def test_a_port_that_answers_already_is_refused(local: Host, driver: ProcessDriver) -> None:

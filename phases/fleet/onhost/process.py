@@ -16,11 +16,12 @@ import time
 import control
 import guard
 from launch import launch_plan
-from place import HostFault, Place, alive, process_identity, read_json, remove, write_json
+from place import HostFault, Place, alive, pid_space, process_identity, read_json, remove, uptime, write_json
 
 LOG_BYTES = 64 << 20  # a larger log is turned over at the next start
 EARLY_DEATH_SECONDS = 0.05
 POLL = 0.02
+RECORDED = {"process", "group", "release", "started"}
 
 
 def start(place):
@@ -66,8 +67,9 @@ def _require_free_port(place):
 
 def stop(place, drain=30.0):
     """Ask the service to finish its requests (SIGTERM), wait up to `drain` seconds, then end the whole group."""
-    record = read_json(_record_path(place))
+    record = _service(place)
     if not record:
+        remove(_record_path(place))
         return {"running": False, "killed": False}
     killed = False
     if alive(record["process"]):
@@ -80,6 +82,35 @@ def stop(place, drain=30.0):
         _end_group(record["group"])
     remove(_record_path(place))
     return {"running": False, "killed": killed}
+
+
+def _service(place):
+    """The record of the service; where that is lost or damaged, what its process itself tells. None when there is neither."""
+    try:
+        record = read_json(_record_path(place))
+    except HostFault:
+        record = None
+    whole = isinstance(record, dict) and RECORDED <= set(record)
+    return record if whole else _unrecorded(place)
+
+
+def _unrecorded(place):
+    """A running service that no record names: it leads a session of its own, and has in its environment this root and a release, as only
+    `start` gives them. None when no process shows that. Of several, such as ranks with sessions of their own, the oldest is the service."""
+    mine, found = ("PHASEGATE_ROOT=%s" % place.root).encode(), []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                given = file.read().split(b"\0")
+            leads = os.getsid(pid) == pid and os.readlink("/proc/%d/ns/pid" % pid) == pid_space()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        release = [entry.partition(b"=")[2].decode() for entry in given if entry.startswith(b"PHASEGATE_RELEASE=")]
+        identity = process_identity(pid)
+        if leads and mine in given and release and identity:
+            begun = time.time() - uptime() + identity["start"] / os.sysconf("SC_CLK_TCK")
+            found.append({"process": identity, "group": pid, "release": release[0], "started": begun})
+    return min(found, key=lambda record: record["started"]) if found else None
 
 
 def _end_group(group):
@@ -124,7 +155,7 @@ def restart(place, drain=30.0):
 
 def status(place):
     """{running, pid, release, started}: from the process itself, not from what a file says."""
-    record = read_json(_record_path(place))
+    record = _service(place)
     if not record or not alive(record["process"]):
         return {"running": False, "pid": 0, "release": "", "started": 0.0}
     return {"running": True, "pid": record["process"]["pid"], "release": record["release"], "started": record["started"]}
