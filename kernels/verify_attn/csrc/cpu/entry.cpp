@@ -25,6 +25,11 @@ namespace {
 
 thread_local std::string last_error;
 
+int failed(const std::string& text) {
+  last_error = text;
+  return 1;
+}
+
 constexpr int64_t kGroupRows = 576;       // rows a task; a multiple of every panel (48, 24, 12)
 constexpr int64_t kLeastSplit = 128;      // keys a split when threads would stand idle otherwise ...
 constexpr int64_t kGoodSplit = 1024;      // ... and when they would not: each split costs a fold of the accumulator
@@ -277,6 +282,8 @@ int run(const verify_attn_params& p) {
   const Shape shape{p.dtype, p.heads, p.latent_dim, p.latent_dim + p.rope_dim, p.page_size,
                     p.scale * 1.4426950408889634f, p.q, p.kv_pool, p.kv_row_stride, p.draft_kv, p.draft_row_stride,
                     Index{p.draft_slots, wide}, Index{p.kv_indices, wide}, p.out, p.lse};
+  for (int b = 0; b < p.streams; ++b) // masks have room for max_q
+    if (qo[b + 1] - qo[b] > p.max_q) return failed("stream " + std::to_string(b) + " has more than max_q = " + std::to_string(p.max_q) + " queries");
   const int words = p.mask_kind == VA_MASK_BITS ? p.mask_words : (p.max_q + 31) / 32;
   const std::vector<uint32_t> converted = mask_bits(p, qo, mask_indptr, words);
   const uint32_t* mask = p.mask_kind == VA_MASK_BITS ? static_cast<const uint32_t*>(p.mask) : converted.data();
@@ -298,15 +305,17 @@ VA_EXPORT const char* verify_attn_cpu_refuse(const verify_attn_params* p) {
   if (!kernels()) return "VERIFY_ATTN_ISA names an instruction set this processor does not have; give v4, v3 or portable";
   if (p->dtype < VA_FLOAT32 || p->dtype > VA_FLOAT16) return "dtype is not float32, bfloat16 or float16";
   if (p->latent_dim < 1 || p->rope_dim < 0 || p->heads < 1 || p->page_size < 1) return "a dimension is not positive";
+  if (p->streams < 0 || p->tokens < 0 || p->max_q < 0 || p->max_prefix < 0) return "streams, tokens, max_q or max_prefix is negative";
+  if (p->num_splits < 0 || p->chunk < 0) return "num_splits or chunk is negative";
   return nullptr;
 }
 
 VA_EXPORT int verify_attn_cpu_run(const verify_attn_params* p) {
+  if (const char* reason = verify_attn_cpu_refuse(p)) return failed(reason); // the caller may not have asked
   try {
     return run(*p);
   } catch (const std::exception& error) { // bad_alloc; nothing else is thrown
-    last_error = std::string("not enough memory for the scratch: ") + error.what();
-    return 1;
+    return failed(std::string("not enough memory for the scratch: ") + error.what());
   }
 }
 

@@ -64,9 +64,19 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline uintptr_t address(const void *at) { return reinterpret_cast<uintptr_t>(at); }
 
+/* Why these numbers are no batch, or NULL. Grids, sizes and divisions come from them, so a _run asks too: its caller may not have. */
+inline const char *bad_numbers(const verify_attn_params *p) {
+  if (p->streams < 0 || p->tokens < 0 || p->heads < 0 || p->max_q < 0 || p->max_prefix < 0)
+    return "streams, tokens, heads, max_q or max_prefix is negative";
+  if (p->latent_dim < 1 || p->rope_dim < 0 || p->page_size < 1) return "a dimension is not positive";
+  if (p->num_splits < 0 || p->chunk < 0) return "num_splits or chunk is negative";
+  return nullptr;
+}
+
 /* What no variant can do, or NULL. Pointers may be NULL here. */
 inline const char *refuse_common(const verify_attn_params *p) {
   if (p->abi != VERIFY_ATTN_ABI) return refusal("built for ABI %d, called with %u", VERIFY_ATTN_ABI, p->abi);
+  if (const char *bad = bad_numbers(p)) return bad;
   if (p->mask_kind == VA_MASK_BITS && p->max_q > 32 * p->mask_words)
     return refusal("mask has %d words a row, max_q = %d needs %d", p->mask_words, p->max_q, (p->max_q + 31) / 32);
   if ((p->latent_dim | p->rope_dim | p->kv_row_stride) % 4)

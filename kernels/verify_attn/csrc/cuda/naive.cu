@@ -128,6 +128,7 @@ VA_EXPORT const char *verify_attn_cuda_naive_refuse(const verify_attn_params *p)
 }
 
 VA_EXPORT int verify_attn_cuda_naive_run(const verify_attn_params *p) {
+  if (const char *bad = bad_numbers(p)) return fail("cuda_naive: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0) return 0;
   switch (p->dtype) {
     case VA_FLOAT32: return launch<float>(p);

@@ -230,6 +230,7 @@ VA_EXPORT const char *verify_attn_per_head_refuse(const verify_attn_params *p) {
 }
 
 VA_EXPORT int verify_attn_per_head_run(const verify_attn_params *p) {
+  if (const char *bad = bad_numbers(p)) return fail("per_head: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
   int64_t need = verify_attn_per_head_workspace(p);
   if (p->workspace_bytes < need || !p->workspace)

@@ -189,6 +189,7 @@ VA_EXPORT const char *verify_attn_tensor_core_refuse(const verify_attn_params *p
 }
 
 VA_EXPORT int verify_attn_tensor_core_run(const verify_attn_params *p) {
+  if (const char *bad = bad_numbers(p)) return fail("tensor_core: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
   int64_t need = verify_attn_tensor_core_workspace(p);
   if (p->workspace_bytes < need || !p->workspace)

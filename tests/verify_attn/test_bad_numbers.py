@@ -1,0 +1,74 @@
+"""The C interface, called without the Python checks: numbers that are no batch give its error code and a reason, and end no process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verify_attn import KernelBuildError, build, cpu, toolchain
+
+TOP = Path(__file__).parents[2]
+NUMBERS = {"heads": -1, "max_q": -9, "streams": -1, "tokens": -3, "max_prefix": -1, "page_size": 0, "latent_dim": 0, "rope_dim": -64, "num_splits": -2, "chunk": -128}
+REASONS = ("streams, tokens, heads, max_q or max_prefix is negative", "streams, tokens, max_q or max_prefix is negative", "a dimension is not positive",
+           "num_splits or chunk is negative")  # fmt: skip
+# In a process of its own, since a division by zero ends it. A line for each number: what _refuse says, what _run returns, its error.
+ASK = """
+import sys
+from verify_attn import abi
+from tests.verify_attn.helpers import problem
+
+path, name, run, *asked = sys.argv[1:]
+variant = abi.Variant(abi.open_library(path), name)
+for field, value in (pair.split("=") for pair in asked):
+    p = problem(9, 200, dtype="bfloat16", heads=8, latent=512, rope=64)
+    params = abi.params_of(p, threads=2)
+    setattr(params, field, int(value))
+    print(field, variant.refuse(params), *((variant._run(params), variant._error().decode()) if run == "True" else ()), sep="|", flush=True)
+"""
+
+
+def ask(path: str, name: str, numbers: dict[str, int], *, run: bool = True) -> list[list[str]]:
+    argv = [sys.executable, "-c", ASK, path, name, str(run), *(f"{field}={value}" for field, value in numbers.items())]
+    paths = [str(TOP), str(TOP / "kernels" / "verify_attn")]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=200, check=False)
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and [row[0] for row in rows] == list(numbers), (done.returncode, done.stdout, done.stderr)
+    return rows
+
+
+def test_the_cpu_kernel_refuses_them_and_does_not_run() -> None:
+    for field, refusal, status, error in ask(cpu.built().path, "cpu", {**NUMBERS, "heads": 0}):
+        assert refusal in REASONS and (status, error) == ("1", refusal), field
+
+
+def test_the_cpu_kernel_does_not_run_past_the_masks_it_made_room_for() -> None:
+    [(_, refusal, status, error)] = ask(cpu.built().path, "cpu", {"max_q": 0})
+    assert (refusal, status, error) == ("", "1", "stream 0 has more than max_q = 0 queries")
+
+
+def _nvcc() -> bool:
+    try:
+        toolchain.nvcc()
+        return True
+    except KernelBuildError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _nvcc(), reason="no nvcc")
+@pytest.mark.parametrize("name", ["naive", "per_head", "tensor_core"])
+def test_cuda_kernels_refuse_them_and_launch_nothing(name: str) -> None:
+    symbol = {"naive": "cuda_naive"}.get(name, name)
+    for field, refusal, status, error in ask(build.build(name, ("sm_90",)).path, symbol, NUMBERS):
+        assert refusal in REASONS and (status, error) == ("1", f"{symbol}: {refusal}"), field
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _nvcc(), reason="no nvcc")
+@pytest.mark.parametrize("name", ["hopper", "hopper_rows"])
+def test_cuda_kernels_that_plan_before_they_refuse_do_not_divide_by_them(name: str) -> None:
+    for field, refusal in ask(build.build(name, ("sm_90a",)).path, name, NUMBERS, run=False):
+        assert refusal in REASONS, field
