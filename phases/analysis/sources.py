@@ -18,6 +18,7 @@ from phases.analysis.records import Records
 from phases.analysis.scrape import Scrape, split_snapshots
 from phases.errors import AnalysisError
 from phases.reading import open_regular
+from phases.scraping import MOST, TooLong, get_text
 
 _OWN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # somebody writes to them: the shell that started us
 TIMEOUT = 10.0  # seconds for one answer
@@ -93,7 +94,7 @@ def target(name: str) -> tuple[str, str]:
 
 def _text(name: str) -> str:
     if name.startswith(("http://", "https://")):
-        return _get(name)
+        return _get(name, sys.maxsize)  # records: as long as a file of them may be
     try:
         data = _bytes(name)
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
@@ -116,10 +117,10 @@ def _bytes(name: str) -> bytes:
         return file.read()
 
 
-def _get(url: str) -> str:
+def _get(url: str, most: int = MOST) -> str:
     try:
-        answer = requests.get(url, timeout=TIMEOUT)
-        answer.raise_for_status()
+        return get_text(url, TIMEOUT, most=most)
+    except TooLong as error:
+        raise AnalysisError(f"{error}.", hint=error.hint) from None
     except requests.RequestException as error:
         raise AnalysisError(f"cannot read {url}: {error}.", hint="Is the server up, with --enable-metrics?") from None
-    return answer.text

@@ -13,6 +13,7 @@ from phases.errors import AnalysisError
 from phases.fleet.host import Host
 from phases.rollout.prometheus_source import PrometheusSource
 from phases.rollout.settings import JudgeSettings, ProductionSettings
+from phases.scraping import TooLong, get_text
 
 if TYPE_CHECKING:
     from phases.rollout.production import Production
@@ -24,13 +25,13 @@ Read = Callable[[str], str | Scrape]  # base URL of a worker -> the text of its 
 
 
 def read_metrics(url: str) -> str:
-    """The Prometheus text of a worker's /metrics; AnalysisError when it does not answer."""
+    """The Prometheus text of a worker's /metrics; AnalysisError when it does not answer, or with more than can be metrics."""
     try:
-        answer = requests.get(f"{url}/metrics", timeout=SCRAPE_SECONDS)
-        answer.raise_for_status()
+        return get_text(f"{url}/metrics", SCRAPE_SECONDS)
+    except TooLong as fault:
+        raise AnalysisError(f"{fault}.", hint=fault.hint) from None
     except requests.RequestException as fault:
         raise AnalysisError(f"{url}/metrics cannot be read: {type(fault).__name__}.", hint="Is the worker up?") from None
-    return answer.text
 
 
 def reader(settings: ProductionSettings, workers: Sequence[Host]) -> Read:

@@ -13,6 +13,7 @@ from phases.rollout.bake import Fault, Verdict
 from phases.rollout.metrics import as_scrape, reader
 from phases.rollout.looks import Looks, look_facts, name_of
 from phases.rollout.production import Production
+from phases.rollout.prometheus_source import SourceError
 from phases.rollout.reference import Level, Recorder, against
 from phases.rollout.settings import JudgeSettings
 
@@ -67,6 +68,8 @@ class Soak:
             except AnalysisError as fault:
                 if not self.production.client(host, 10.0).health():
                     return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)
+                if not isinstance(fault, SourceError):
+                    self.context.progress(f"{host.name} is up, but its metrics cannot be read: {fault.message}")
             reason = self.production.seen_mixed(host, self.digest) if self.digest else self.production.tripped(host)
             if reason:
                 return Fault(host.name, reason, incumbent=False)

@@ -59,6 +59,7 @@ class Traffic:
         self._production, self._lock = production, threading.Lock()
         self._failures: list[dict[str, Any]] = []
         self._load: OpenLoopLoad | None = None
+        self._told = False
         if settings.rate > 0:
             sender = HttpSender(_address(settings, production), timeout=production.settings.server.request_timeout)
             self._load = OpenLoopLoad(sender, prompts_of(run, settings), settings.rate, max_in_flight=settings.max_in_flight,
@@ -101,7 +102,10 @@ class Traffic:
             return None
         try:
             scrape = Scrape.parse(read_metrics(address), t=0.0, source="router")
-        except AnalysisError:
+        except AnalysisError as fault:
+            if not self._told:
+                self._production.progress(f"what the router repeats is not counted: {fault.message}")
+            self._told = True
             return None
         name = scrape.resolve(RETRIES)
         return sum(scrape.samples[name].values()) if name else 0.0

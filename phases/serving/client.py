@@ -12,6 +12,7 @@ from typing import Any
 import requests
 
 from phases.errors import ServingError
+from phases.scraping import TooLong, get_text
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,14 @@ class Client:
 
     def metrics(self) -> str:
         """The Prometheus text of /metrics."""
-        return self._get("/metrics").text
+        try:
+            return get_text(f"{self.url}/metrics", self.timeout, self._session)
+        except TooLong as fault:
+            raise ServingError(f"{self.name}: {fault}.", hint=fault.hint) from None
+        except requests.HTTPError as fault:
+            raise ServingError(f"{self.name} answered GET /metrics with {fault.response.status_code}.", hint="See its log.") from None
+        except requests.RequestException as fault:
+            raise self._failed("GET /metrics", fault) from None
 
     @contextlib.contextmanager
     def _understood(self, path: str) -> Iterator[None]:

@@ -32,6 +32,7 @@ from phases.rollout.settings import (
     Amount, CanarySettings, Design, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings, SwitchbackSettings,
 )  # fmt: skip
 from phases.rollout.soak import Soak
+from phases.scraping import get_text
 from phases.serving.settings import SideSettings
 from tests.fleet.sshfleet import end_processes_of, free_port
 from tests.fleet.worker import LONG, eventually
@@ -199,15 +200,19 @@ def test_a_fallen_back_worker_is_not_wholly_on_its_release(small):
         assert production.mixed(host, small.new.digest, kernel=False) == ""
 
 
-def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(small):
+def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(small, monkeypatch):
     with small.production(wait=10) as production:
         host = production.fleet["w3"]
         assert production.tripped(host) == ""
         (small.directory / "w3" / "trip-0").touch()
         eventually(lambda: "fell back by itself: shadow: layer 1" in production.tripped(host))
-        context = StepContext(small.directory, {}, lambda line: None, production.clock)
+        said: list[str] = []
+        context = StepContext(small.directory, {}, said.append, production.clock)
         judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=2, min_samples=1)
-        verdict = Soak(production, judge, (), "", context).run(5)
+        soak = Soak(production, judge, (), "", context)
+        monkeypatch.setitem(get_text.__kwdefaults__, "most", 10)  # shorter than what the workers say
+        verdict = soak.run(5)
+    assert any(line.startswith("w1 is up, but its metrics cannot be read: ") and "is longer than" in line for line in said), said
     assert verdict.fault and verdict.fault.worker == "w3" and "layer 1" in verdict.reason
 
 

@@ -52,9 +52,10 @@ def router() -> Iterator[tuple[str, type[Answering]]]:
     server.server_close()
 
 
-def production(url: str, *, metrics: str, rate: float = 200.0) -> Any:
+def production(url: str, *, metrics: str, rate: float = 200.0, said: list[str] | None = None) -> Any:
     settings = SimpleNamespace(load=LoadSettings(rate=rate, url=url, tokens=4), server=SimpleNamespace(request_timeout=60.0))
-    return SimpleNamespace(settings=settings, router=None, fleet_settings=SimpleNamespace(router=SimpleNamespace(metrics=metrics)))
+    progress = (said if said is not None else []).append
+    return SimpleNamespace(settings=settings, router=None, fleet_settings=SimpleNamespace(router=SimpleNamespace(metrics=metrics)), progress=progress)
 
 
 def _enough(traffic: Traffic, more: int = 20) -> None:
@@ -86,10 +87,12 @@ def test_failures_and_repeats_are_counted_in_the_step_in_which_they_happen(route
 
 def test_a_router_without_metrics_leaves_the_repeats_unknown_and_no_rate_means_no_load(router: tuple[str, type[Answering]]) -> None:
     url, _ = router
-    traffic = Traffic(None, production(url, metrics="http://127.0.0.1:9"))  # type: ignore[arg-type]
+    said: list[str] = []
+    traffic = Traffic(None, production(url, metrics="http://127.0.0.1:9", said=said))  # type: ignore[arg-type]
     with traffic.during("bake") as shares:
         _enough(traffic)
     traffic.stop()
+    assert said == ["what the router repeats is not counted: http://127.0.0.1:9/metrics cannot be read: ConnectionError."]
     assert shares[0].retried is None and [row.metric for row in measured(kept(shares))] == ["failed_requests"]
     idle = Traffic(None, production(url, metrics=url, rate=0.0))  # type: ignore[arg-type]
     with idle.during("bake") as nothing:
