@@ -87,8 +87,9 @@ class TestSettings:
 
 
 def candidate_ratios(threshold: float) -> np.ndarray:
-    """Ratios the confidence interval is read off, ascending: 1 % apart near 1, 4 % apart out to 1/5 and 10."""
+    """Ratios the confidence interval is read off, ascending: 1 % apart near 1, 4 % apart out to 1/5 and 10, 10 % apart out to 1/50 and 100."""
     import numpy as np  # here: a playbook is read by `phase rollback --hot` too, which must not wait for this
 
     near = np.geomspace(0.8, 1.6, 70)
-    return np.unique(np.concatenate([np.geomspace(0.2, 0.8, 36), near, np.geomspace(1.6, 10.0, 48), [1.0, threshold]]))
+    far = [np.geomspace(0.02, 0.2, 24), np.geomspace(0.2, 0.8, 36), np.geomspace(1.6, 10.0, 48), np.geomspace(10.0, 100.0, 24)]
+    return np.unique(np.concatenate([*far, near, [1.0, threshold]]))

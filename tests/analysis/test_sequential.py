@@ -35,6 +35,15 @@ def test_an_equal_canary_passes_with_the_bound_under_the_margin():
     assert looks[-1].high < 1.05
 
 
+@pytest.mark.parametrize("ratio", [0.06, 0.15, 40.0])
+def test_a_canary_many_times_faster_or_slower_has_an_estimate(ratio):
+    """At 16,000 tokens of context an attention kernel may well take a sixth of the time."""
+    rng = np.random.default_rng(6)
+    look = run(TestSettings(quantile=0.5), arm(rng, ratio=ratio), arm(rng), until=600)[-1]
+    assert look.outcome is (Outcome.PASS if ratio < 1 else Outcome.FAIL)
+    assert look.low < ratio < look.high and look.estimate == pytest.approx(ratio, rel=0.1)
+
+
 def test_fail_is_final_and_pass_can_still_turn_to_fail():
     rng = np.random.default_rng(3)
     settings_ = TestSettings(quantile=0.5, margin=0.5, min_samples=50)
