@@ -105,7 +105,7 @@ def _unrecorded(place):
             leads = os.getsid(pid) == pid and os.readlink("/proc/%d/ns/pid" % pid) == pid_space()
         except OSError:  # ended meanwhile, or another user's
             continue
-        release = [entry.partition(b"=")[2].decode() for entry in given if entry.startswith(b"PHASEGATE_RELEASE=")]
+        release = [entry.partition(b"=")[2].decode("utf-8", "replace") for entry in given if entry.startswith(b"PHASEGATE_RELEASE=")]
         identity = process_identity(pid)
         if leads and mine in given and release and identity:
             begun = time.time() - uptime() + identity["start"] / os.sysconf("SC_CLK_TCK")
