@@ -6,6 +6,7 @@ that the command line prints one paragraph and never a traceback for a foreseeab
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -41,8 +42,12 @@ class PhaseError(Exception):
 
     def __str__(self) -> str:
         where = f" on {self.host}" if self.host else ""
-        hint = f" {self.hint}" if self.hint else ""
-        return f"{self.stage}{where}: {self.message}{hint}"
+        return f"{self.stage}{where}: {self.told}"
+
+    @property
+    def told(self) -> str:
+        """What happened and what to do, for where stage and host are named anyway."""
+        return f"{self.message} {self.hint}" if self.hint else self.message
 
 
 class UsageError(PhaseError):
@@ -110,3 +115,16 @@ class ServingError(PhaseError):
     """An SGLang server, the router or a metrics source misbehaved."""
 
     stage = "serving"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """One text of several: a semicolon after a clause, none after a sentence, which has its own end."""
+    text = ""
+    for part in parts:
+        text += part if not text else f" {part}" if text.endswith((".", "?", "!")) else f"; {part}"
+    return text
+
+
+def ended(text: str) -> str:
+    """The text with a full stop unless it has an end of its own."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
+from phases.cli.common import example, json_option, load_playbook, note, option_for, playbook_option, print_json, say
 from phases.engine.clock import SystemClock
-from phases.errors import Exit, UsageError
+from phases.errors import Exit, UsageError, ended
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
+    from phases.rollout.by_hand import Ended
     from phases.rollout.hot import HotSwitch
 
 
@@ -48,28 +49,37 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
     if undo:
         _print_undone(*undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
         return
-    ended = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
+    done = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
-        _show(ended, as_json)
-    sys.exit(int(ended.code))
+        _show(done, option_for(playbook), as_json)
+    sys.exit(int(done.code))
 
 
-def _show(ended: object, as_json: bool) -> None:
+def _show(done: Ended, option: str, as_json: bool) -> None:
     if as_json:
-        print_json({"rollback": ended.rollback.to_json(), "checkpoint": ended.checkpoint.to_json(), "exit": int(ended.code)})  # type: ignore[attr-defined]
+        print_json({"rollback": done.rollback.to_json(), "checkpoint": done.checkpoint.to_json(), "exit": int(done.code)})
     else:
-        _print(ended)
+        _print(done, option)
 
 
-def _print(ended: object) -> None:
-    back = ended.rollback  # type: ignore[attr-defined]
+def _print(done: Ended, option: str) -> None:
+    """The timeline, what is left, and how it stands; with --hot, that was not to restore, what is left of making traffic safe."""
+    back, recorded = done.rollback, done.checkpoint.name
     for event in back.events:
-        say(f"{event['at']:8.1f} s  {event['event']}  {event['host']} {event['note']}".rstrip())
-    for name, why in back.left.items():
-        say(f"not restored: {name}: {why}")
-    words = {"restored": "restored and verified", "safe": "safe, not restored", "incomplete": "INCOMPLETE: a person is needed"}
-    state = words[back.state] if back.verified or not back.restores else words["incomplete"]
-    say(f"Production is {state}; recorded as {ended.checkpoint.name}.")  # type: ignore[attr-defined]
+        say("  ".join(filter(None, [f"{event['at']:8.1f} s", event["event"], event["host"], event["note"]])))
+    if back.restores or back.hot is None:
+        for name, why in back.left.items():
+            say(f"not restored: {name}: {why}")
+        say(f"Production is {'restored and verified' if back.verified else 'INCOMPLETE: a person is needed'}; recorded as {recorded}.")
+        return
+    for name, why in back.hot.missing.items():
+        say(f"not safe: {name}: {why}")
+    if back.state == "safe":
+        say(f"Traffic is safe, and nothing was restarted; recorded as {recorded}.")
+        say(f"`phase rollback{option}` restores by restarts, `phase rollback --hot --undo{option}` takes the fallback back.")
+    else:
+        say(f"Production is INCOMPLETE: a person is needed; recorded as {recorded}.")
+        say(f"`phase rollback{option}` makes the rest safe, and restores, by restarts.")
 
 
 def _print_undone(switched: HotSwitch, checkpoint: Checkpoint, as_json: bool) -> None:
@@ -77,5 +87,5 @@ def _print_undone(switched: HotSwitch, checkpoint: Checkpoint, as_json: bool) ->
     if as_json:
         print_json({**switched.to_json(), "checkpoint": checkpoint.to_json()})
     else:
-        say(f"{switched.describe()}; recorded as {checkpoint.name}.")
+        say(f"{ended(switched.describe())} Recorded as {checkpoint.name}.")
     sys.exit(int(Exit.ROLLBACK_INCOMPLETE if switched.missing else Exit.PASSED))

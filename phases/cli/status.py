@@ -16,7 +16,7 @@ from phases.cli.common import (
     STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when,
 )  # fmt: skip
 from phases.engine.clock import SystemClock, age
-from phases.errors import UsageError
+from phases.errors import UsageError, ended, joined
 from phases.report.blocks import Block, line
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ def _unrestored(seen: Overview) -> list[Block]:
     back = seen.unrestored
     if back is None or not seen.left_to_restore:
         return []
-    left = "; ".join(f"{name}: {why}" for name, why in back.left.items()) or "see it in `phase checkpoint show`"
-    return [line(f"Not restored by {back.checkpoint}, {age(seen.at - back.at)} ago: {left.rstrip('.')}. `phase rollback` does what is left.", "red", bold=True)]
+    left = joined(f"{name}: {why}" for name, why in back.left.items()) or "see it in `phase checkpoint show`"
+    return [line(f"Not restored by {back.checkpoint}, {age(seen.at - back.at)} ago: {ended(left)} `phase rollback` does what is left.", "red", bold=True)]
 
 
 def fleet_blocks(live: FleetLook) -> list[Block]:

@@ -19,7 +19,7 @@ from phases.clock import Clock
 from phases.embedded import taken_down
 from phases.embedded.fleet import EmbeddedFleetSettings, fleet_of, home_of, left_over_hosts
 from phases.embedded.taken_down import TakenDown
-from phases.errors import FleetError
+from phases.errors import FleetError, joined
 from phases.fleet.deploy import end_service
 from phases.fleet.errors import HostLockedError
 from phases.fleet.fleet import Fleet
@@ -94,7 +94,7 @@ def _stop_all(home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, 
         running.append(server.name)
     if failed:
         hint = "" if purge else " `phase fleet down --purge` needs less of a worker to stop it."
-        raise FleetError(f"{', '.join(failed)} could not be stopped: {'; '.join(failed.values())}",
+        raise FleetError(f"{', '.join(failed)} could not be stopped: {joined(failed.values())}",
                          hint=f"Mend what it names, or end its processes by hand, then try again.{hint}", host=next(iter(failed)))  # fmt: skip
     return running
 

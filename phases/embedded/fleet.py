@@ -19,7 +19,7 @@ from phases.embedded import taken_down
 from phases.embedded.models import ModelShape
 from phases.embedded.provision import cache_directory
 from phases.engine.files import write_json
-from phases.errors import ServingError
+from phases.errors import ServingError, ended, joined
 from phases.fleet.bundle import Bundle
 from phases.fleet.deploy import first_release, push
 from phases.fleet.errors import ServiceError
@@ -231,6 +231,6 @@ def _start_worker(production: Production, state: WorkerState, incumbent: Bundle,
 def _require_known(states: list[WorkerState]) -> None:
     lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
     if lost:
-        raise ServingError(f"embedded workers cannot be reached: {'; '.join(lost)}.", hint="Run `phase fleet down --purge` and try again.")
+        raise ServingError(f"embedded workers cannot be reached: {ended(joined(lost))}", hint="Run `phase fleet down --purge` and try again.")
 
 

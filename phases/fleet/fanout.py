@@ -38,6 +38,11 @@ class HostResult(Generic[T]):
     def reason(self) -> str:
         return "" if self.ok else str(self.error or self.outcome.value)
 
+    @property
+    def told(self) -> str:
+        """`reason` for where the host is named anyway."""
+        return self.error.told if isinstance(self.error, PhaseError) else self.reason
+
 
 class FanOutError(FleetError):
     """Some hosts failed; `results` has every host's result."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from phases.engine.phase_run import PhaseRun
-from phases.errors import FleetError, PhaseError
+from phases.errors import FleetError, PhaseError, ended, joined
 from phases.fleet.bundle import Bundle
 from phases.fleet.deploy import first_release, push
 from phases.fleet.host import Host
@@ -48,7 +48,7 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
     states = production.observe()
     lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
     if lost:
-        raise FleetError(f"{len(lost)} workers cannot be asked: {'; '.join(lost)}.", hint="`phase doctor` says what is wrong.")
+        raise FleetError(f"{len(lost)} workers cannot be asked: {ended(joined(lost))}", hint="`phase doctor` says what is wrong.")
     new = [s.host for s in states if s.last_good == NEVER]  # what an earlier attempt left half done is done again
     serving = {s.host.name for s in states if s.in_service}
     production.push([incumbent], new)
@@ -59,7 +59,7 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
         failed = [outcome for outcome in outcomes if outcome]
         done += [host.name for host, outcome in zip(batch, outcomes, strict=True) if not outcome]
         if failed:
-            raise FleetError(f"{'; '.join(failed)}. Adopted so far: {', '.join(done) or 'nobody'}.", hint="Mend it, then run `phase fleet adopt` again.")
+            raise FleetError(f"{ended(joined(failed))} Adopted so far: {', '.join(done) or 'nobody'}.", hint="Mend it, then run `phase fleet adopt` again.")
     for state in states:
         if state.host not in new and state.serving and not state.in_service:
             production.put_in(state.host)

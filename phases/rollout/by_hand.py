@@ -10,7 +10,7 @@ from typing import Any
 from phases.clock import Clock
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
-from phases.errors import Exit, PhaseError, UsageError
+from phases.errors import Exit, PhaseError, UsageError, joined
 from phases.fleet.releases import NEVER
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source as ledger_source
@@ -52,7 +52,8 @@ def record(run: PhaseRun, ended: Rollback, detected: float, clock: Clock, progre
     """The rollback's own checkpoint: its timeline, what is left to do, whether it is verified."""
     as_wanted = ended.verified or (not ended.restores and ended.state == "safe")
     verdict = Verdict.PASS if as_wanted else Verdict.FAIL
-    reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {ended.left}"
+    left = joined(f"{name}: {why}" for name, why in ended.left.items())
+    reason = f"{len(ended.moved)} workers brought back and observed" if ended.verified else f"not restored: {left}"
     if ended.state == "safe" and ended.hot:
         reason = f"traffic safe ({ended.hot.describe()}), not restored: {', '.join(ended.left)}"
     gate = GateOutcome(ROLLBACK_PHASE, (RuleOutcome("rollback", verdict, reason, n=len(ended.moved), source="hosts and router, observed at the end"),))

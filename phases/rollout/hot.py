@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phases.clock import Clock
+from phases.errors import joined
 from phases.fleet.fleet import Fleet
 from phases.fleet.host import Host
 from phases.fleet.session import HostSession, op
@@ -123,7 +124,7 @@ class HotSwitch:
     def describe(self) -> str:
         done = [answer.host for answer in self.affected if not answer.missing]
         said = f"{self.ranks} rank{'s' * (self.ranks != 1)} of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s" if done else "no rank switched"
-        return "; ".join([said, *(f"{host}: {why}" for host, why in self.missing.items())])
+        return joined([said, *(f"{host}: {why}" for host, why in self.missing.items())])
 
     def to_json(self) -> dict[str, Any]:
         rows = [{"host": a.host, "affected": a.affected, "ranks": list(a.ranks), "missing": a.missing, "seconds": round(a.seconds, 3),
@@ -185,6 +186,6 @@ def _switch(production: Reached, to: str, hosts: Sequence[Host] | None, argument
 
 def _answer(host: Host, result: Any) -> Answer:
     if not result.ok:  # not asked, so nothing is known: what follows must take it for affected
-        return Answer(host.name, True, missing=result.reason)
+        return Answer(host.name, True, missing=result.told)
     found, seconds = result.value
     return Answer(host.name, found["affected"], tuple(found["ranks"]), found["missing"], seconds, found["seconds"])

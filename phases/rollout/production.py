@@ -131,7 +131,7 @@ class Production:
 
     def _state(self, host: Host, result: Any, healthy: bool, in_service: bool) -> WorkerState:
         if not result.ok:
-            return WorkerState(host, serving=healthy, in_service=in_service, error=result.reason)
+            return WorkerState(host, serving=healthy, in_service=in_service, error=result.told)
         inventory, lease = result.value
         return WorkerState(host, inventory.current, inventory.last_good, lease, healthy, in_service)
 

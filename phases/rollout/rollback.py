@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.errors import Exit, PhaseError
+from phases.errors import Exit, PhaseError, joined
 from phases.fleet.errors import RouterError
 from phases.fleet.host import Host
 from phases.fleet.releases import NEVER
@@ -133,7 +133,7 @@ def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | 
     done = hot_done or hot.fall_back(production, target=target)
     _note_hot(done, timeline)
     if done.missing:
-        production.progress(f"not hot, so by restart: {'; '.join(f'{host}: {why}' for host, why in done.missing.items())}")
+        production.progress(f"not hot, so by restart: {joined(f'{host}: {why}' for host, why in done.missing.items())}")
     return done
 
 
@@ -146,7 +146,7 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
     if done and done.safe and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved)):
         left = {s.host.name: "on the incumbent's kernel; `phase rollback` restores it" for s in moved}
         return Rollback(reason, not left, tuple(timeline.events), left, tuple(left), done, restores=False)
-    production.progress(f"going back on {', '.join(s.host.name for s in moved) or 'no worker'}: {reason}")
+    production.progress(f"going back on {', '.join(s.host.name for s in moved)}: {reason}" if moved else "no worker has strayed: none is restarted")
     _make_traffic_safe(production, states, moved, timeline)
     if target:  # before the first restart: a rollback cut short in the middle then goes on the same way, whoever begins it again
         _record_as_good(production, target)
@@ -181,7 +181,8 @@ def _make_traffic_safe(production: Production, states: list[WorkerState], moved:
         except RouterError as fault:  # the worker goes back all the same
             production.progress(fault.message)
     if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
-        timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=f"{len(out)} worker{'s' * (len(out) != 1)} out of service")
+        text = f"{len(out)} worker{'s' * (len(out) != 1)} out of service" if moved else "no worker has strayed"
+        timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=text)
     elif moved:
         timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available")
 
@@ -250,8 +251,8 @@ def _restore_one(production: Production, host: Host, target: str, timeline: Time
     try:
         digest = production.go_back(host, target)
     except PhaseError as fault:
-        production.progress(f"{host.name}: {fault}")
-        return {host.name: str(fault)}
+        production.progress(f"{host.name}: {fault.told}")
+        return {host.name: fault.told}
     timeline.note("worker restored", host.name, digest[:12])
     production.progress(f"{host.name} is back on {digest[:12]}")
     return {}
@@ -268,7 +269,11 @@ def _record_as_good(production: Production, target: str) -> dict[str, str]:
 
 
 def _not_restored(production: Production, target: str) -> dict[str, str]:
-    left = {}
+    left, unserved = {}, "the router sends it nothing"
+    try:
+        production.routed()
+    except RouterError as fault:
+        unserved = f"whether users are served by it is not known: {fault.message}"
     for state in production.observe(router_needed=False):
         goal = target or state.last_good
         if state.error:
@@ -280,5 +285,5 @@ def _not_restored(production: Production, target: str) -> dict[str, str]:
         elif not state.serving:
             left[state.host.name] = "does not answer"
         elif not state.in_service:
-            left[state.host.name] = "the router sends it nothing"
+            left[state.host.name] = unserved
     return left

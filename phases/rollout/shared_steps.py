@@ -11,7 +11,7 @@ from phases.engine.closing import ledger_of
 from phases.engine.files import write_json
 from phases.engine.phase_run import PhaseRun
 from phases.engine.steps import Facts, Step, StepContext
-from phases.errors import FleetError, PhaseError
+from phases.errors import FleetError, PhaseError, ended, joined
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS
 from phases.ledger.remote import RemoteUnreachable
@@ -146,7 +146,7 @@ def _require_ledger(run: PhaseRun, context: StepContext) -> None:
 def _require_well(states: Sequence[WorkerState]) -> None:
     ill = [f"{s.host.name}: {s.error or 'does not answer'}" for s in states if s.error or not s.serving]
     if ill:
-        raise FleetError(f"{len(ill)} workers are not well before anything has moved: {'; '.join(ill)}.", hint="Mend them, or take them out of the playbook.")
+        raise FleetError(f"{len(ill)} workers are not well before anything has moved: {ended(joined(ill))}", hint="Mend them, or take them out of the playbook.")
     out = [s.host.name for s in states if not s.in_service]
     if out:
         raise FleetError(f"the router does not send anything to {', '.join(out)}.", hint="Put them into service first.")

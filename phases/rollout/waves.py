@@ -14,7 +14,7 @@ from phases.analysis.decision import Outcome
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun, load_results
 from phases.engine.steps import Facts, Step, StepContext
-from phases.errors import Exit, FleetError
+from phases.errors import Exit, FleetError, joined
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
@@ -88,7 +88,7 @@ def _advance(run: PhaseRun, live: Live, production: Production, number: int, mov
     lost = {**run.gathered(context).facts.get("lost", {}), **_move(production, moving, digest, context)}
     budget = live.settings.failure_budget.of(len(production.workers))
     if len(lost) > budget:
-        reason = f"{len(lost)} workers failed, the budget is {budget}: {'; '.join(lost.values())}"
+        reason = f"{len(lost)} workers failed, the budget is {budget}: {joined(lost.values())}"
         return {"facts": {"lost": lost, "stopped": reason, "detected": context.clock.now()}}
     canary, control = like_for_like([host for host in moving if host.name not in lost], unmoved)
     if not canary:

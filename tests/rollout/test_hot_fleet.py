@@ -10,13 +10,17 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from phases.analysis.decision import Outcome
+from phases.cli.rollback import _print
 from phases.engine.clock import SystemClock
 from phases.engine.steps import StepContext
+from phases.errors import Exit
 from phases.fleet.deploy import first_release, push
+from phases.fleet.errors import RouterError, UnreachableError
 from phases.fleet.lease import Lease
 from phases.fleet.releases import ReleaseStore
 from phases.fleet.router import RoutedWorker
@@ -25,9 +29,11 @@ from phases.fleet.settings import FleetSettings, HostSettings, LeaseSettings, Se
 from phases.results import Results
 from phases.rollout import hot, judging
 from phases.rollout.arms import Arms
+from phases.rollout.by_hand import Ended
+from phases.rollout.hot import Answer, HotSwitch
 from phases.rollout.production import Production
 from phases.rollout.report import table
-from phases.rollout.rollback import Rollback, roll_back, safe_only
+from phases.rollout.rollback import Rollback, _not_restored, roll_back, safe_only
 from phases.rollout.settings import (
     Amount, CanarySettings, Design, FallbackSettings, JudgeSettings, MetricSettings, ProductionSettings, SwitchbackSettings,
 )  # fmt: skip
@@ -216,6 +222,30 @@ def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(sma
     assert verdict.fault and verdict.fault.worker == "w3" and "layer 1" in verdict.reason
 
 
+def test_what_a_router_that_does_not_answer_leaves_unknown_is_not_said_of_the_worker(small):
+    with small.production(wait=10) as production:
+        assert roll_back(production, "p99", detected=production.clock.now()).verified
+        small.router.workers = lambda: (_ for _ in ()).throw(RouterError("the router is gone."))
+        assert set(_not_restored(production, "").values()) == {"whether users are served by it is not known: the router is gone."}
+        del small.router.workers
+        small.router.remove(production.workers[0].url)
+        assert _not_restored(production, "") == {"w1": "the router sends it nothing"}
+
+
+def test_a_hot_fallback_that_some_servers_did_not_follow_names_those_alone(capsys):
+    why = UnreachableError("cannot connect to w1:22: refused.", hint="Is sshd running there?", host="w1").told
+    answers = (Answer("w1", True, missing=why), Answer("w2", True, missing="rank 0 still says candidate"), Answer("w3", True, ({"rank": 0},), seconds=0.5))
+    switch = HotSwitch(hot.INCUMBENT, answers)
+    assert switch.describe() == (
+        "1 rank of w3 on the incumbent's kernel after 0.50 s; w1: cannot connect to w1:22: refused. Is sshd running there? w2: rank 0 still says candidate")
+    back = Rollback("p99", False, (), {"w1": why, "w2": "x", "w3": "y"}, ("w1", "w2", "w3"), switch, restores=False)
+    _print(Ended(back, SimpleNamespace(name="0001-rollback-FAIL"), Exit.ROLLBACK_INCOMPLETE), " -p p.yaml")
+    assert capsys.readouterr().out.splitlines() == [
+        "not safe: w1: cannot connect to w1:22: refused. Is sshd running there?", "not safe: w2: rank 0 still says candidate",
+        "Production is INCOMPLETE: a person is needed; recorded as 0001-rollback-FAIL.", "`phase rollback -p p.yaml` makes the rest safe, and restores, by restarts.",
+    ]  # fmt: skip
+
+
 def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
     with small.production(wait=10) as production:
         broken = production.fleet.session(production.fleet["w2"])
@@ -289,9 +319,12 @@ def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(sma
     assert (small.byte("w1"), small.byte("w3")) == (b"i", b"c") and told["checkpoint"]["verdict"] == "PASS"
     shown = phase("status")
     assert "traffic is safe (hot fallback), NOT restored" in shown.stdout and shown.stdout.count("fell back") == 2
+    again = phase("rollback", "--hot", "--yes", "--reason", "in words").stdout
+    assert "Traffic is safe, and nothing was restarted; recorded as 0002-rollback-PASS.\n`phase rollback` restores by restarts, `phase rollback --hot --undo`" in again
+    assert "not restored" not in again
     undone = phase("rollback", "--hot", "--undo", "--yes")
-    assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: lock on w2: locked by" in undone.stdout
-    assert "recorded as 0002-rollback-FAIL" in undone.stdout and "taken back on some servers only" in phase("status", "--no-fleet").stdout
+    assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: locked by" in undone.stdout
+    assert ". Recorded as 0003-rollback-FAIL.\n" in undone.stdout and "taken back on some servers only" in phase("status", "--no-fleet").stdout
     assert (small.byte("w1"), small.byte("w2")) == (b"c", b"i")  # another run's lease holds w2, and only its run may go forwards there
     subprocess.run(["git", "symbolic-ref", "HEAD", "refs/heads/checkpoints"], cwd=repo, check=True)  # the ledger refuses a branch checked out
     unrecorded = phase("rollback", "--hot", "--yes")
