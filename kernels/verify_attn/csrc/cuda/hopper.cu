@@ -10,9 +10,13 @@
 // one KiB shared by both buffers. Both consumers then accumulate half of O^T each in registers (256 latents x rows) and
 // free the tile half by half.
 //
+// What a tile takes is a chain through both consumers: O of the tile before, S, softmax, P handed over, O. Two things keep it short.
+// A consumer begins S of its next tile, by the half of the columns that lands first, before it awaits the other's P; the wgmmas stay in flight across
+// that wait. And of the two O of a tile, that of the consumer which has S and softmax of the next tile to do goes first; the owner's stands behind it.
+//
 // Softmax is online in base 2 with a lazy reference: a row's reference moves only when a score exceeds it by more than
-// 8 (P stays below 256 = exact in range), so the cross-warp maximum and the rescaling of O are rare. Sums stay per thread
-// until the item ends.
+// 8 (P stays below 256 = exact in range), so the cross-warp maximum and the rescaling of O are rare: P is worked out as if
+// they never happened, and S computed again where they do. Sums stay per thread until the item ends.
 //
 // What a short prefix pays for is latency: cold loads that depend on one another (lengths, page numbers, rows) and cold code, about 6
 // clocks an instruction. So a block mostly has one item, which each of its warps works out for itself from one round of loads; the producer
@@ -30,7 +34,7 @@ namespace {
 
 constexpr int kThreads = kMergers + 128;
 // Together what the launch hands out: 384 threads of 168.
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
 
 template <typename T, int kRows>
@@ -60,9 +64,9 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
       continue;
     }
     copy_q<T, kRows>(p, item);
-    float o[4][kRows / 2] = {}, sum[kRows / 4] = {};
+    float s[kRows / 2], o[4][kRows / 2] = {}, sum[kRows / 4] = {};
     for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count)
-      tile<T, kRows>(p, plan, item, shared, key, turn, q_parity, o, sum);
+      tile<T, kRows>(p, plan, item, shared, key, turn, q_parity, s, o, sum);
     bool whole = item.parts == 1;
     int exponent = whole ? 0 : exponent_of<kRows>(o);
     sum_rows<kRows>(shared, exponent, sum);
@@ -104,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int place = kNoKey;
   if (alone) {
     Item item = only_item<kRows>(p, plan, streams, share, worker, row_tile);
-    if (threadIdx.x >= kMergers && p.page_size == 1) place = find_slot(p, item, item.key_begin + row_of_thread());
+    if (threadIdx.x >= kMergers && p.page_size == 1) place = find_slot(p, item, item.key_begin + row_of(threadIdx.x));
     if (threadIdx.x == 128) items[0] = item;
   }
   __syncthreads();

@@ -27,7 +27,7 @@ template <int kRows> struct Shared {
 };
 
 /* Named barriers; those of a pair are one per buffer. */
-enum Barrier { kOwn = 2, kProbs = 4, kExtraKiB = 6 };
+enum Barrier { kOwn = 2, kProbs = 4, kExtraKiB = 6, kBehind = 8 };
 
 /* Tiles done so far by this block: the buffer, which is also the owner, and the parity of its mbarriers. */
 struct Turn {
@@ -78,45 +78,42 @@ template <typename T, int kRows> __device__ __forceinline__ void copy_q(const Pa
   barrier_arrive_after_copies(kBase + Shared<kRows>::kQFull);
 }
 
-/* Where the four rows of a tile lie that this thread copies pieces of. */
-struct Sources {
-  const char *from[4];
-  int bytes[4];  // 16, or 0 for a row past the end, which becomes zero
-};
-
-/* Lane l knows the place of row l of the warp. */
-template <typename T> __device__ __forceinline__ Sources find_rows(const Params &p, int place) {
-  int lane = threadIdx.x & 31;
-  Sources rows;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int at = __shfl_sync(~0u, place, i * 4 + (lane >> 3));
-    rows.bytes[i] = at == kNoKey ? 0 : 16, rows.from[i] = row_at<T>(p, at) + (lane & 7) * 16;
-  }
-  return rows;
+/* Where the row of a tile lies that this lane looked up; bit 0: past the end, to become zeros. */
+template <typename T> __device__ __forceinline__ unsigned long long find_row(const Params &p, int place) {
+  return reinterpret_cast<unsigned long long>(row_at<T>(p, place)) | (place == kNoKey);
 }
 
-/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk. `to`: the thread's piece of its first row. */
-template <int kRows, int kFrom, int kTo>
-__device__ __forceinline__ void copy_rows(const Sources &rows, uint32_t to, int buffer) {
+/* Volatile: worked out again where it is used, rather than kept in one of the producer's few registers. */
+__device__ __forceinline__ int thread_of_block() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+/* Copy 64-column chunks [kFrom, kTo) of the warp's 16 rows, 16 bytes a thread and chunk; lane l has found row l. */
+template <int kRows, int kFrom, int kTo> __device__ __forceinline__ void copy_rows(unsigned long long row, int buffer) {
   using S = Shared<kRows>;
+  int thread = thread_of_block(), lane = thread & 31, line = lane >> 3;
+  uint32_t to = kBase + (((thread & 127) >> 5) * 16 + line) * 128 + (((lane & 7) ^ line) << 4);
 #pragma unroll
-  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64)  // four rows on; the swizzle's third bit flips
+  for (int i = 0; i < 4; ++i, to = (to + 512) ^ 64) {  // four rows on; the swizzle's third bit flips
+    unsigned long long at = __shfl_sync(~0u, row, i * 4 + line);
+    int bytes = at & 1 ? 0 : 16;
+    const char *from = reinterpret_cast<const char *>((at & ~1ull) + (lane & 7) * 16);
 #pragma unroll
     for (int c = kFrom; c < kTo; ++c)
-      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), rows.from[i] + c * 128, rows.bytes[i]);
+      copy16(to + (c < 8 ? S::latents(buffer) + c * 8192 : S::rope(buffer)), from + c * 128, bytes);
+  }
 }
 
-/* The key of a tile whose place this thread looks up: lanes 0 to 15 have the warp's rows. */
-__device__ __forceinline__ int row_of_thread() { return ((threadIdx.x & 127) >> 5) * 16 + (threadIdx.x & 15); }
+/* The row of a tile that a thread looks up: lanes 0 to 15 have the warp's rows. */
+__device__ __forceinline__ int row_of(int thread) { return ((thread & 127) >> 5) * 16 + (thread & 15); }
 
 /* The producer warpgroup: the tiles of one item after the other. If the block has but one (`alone`), that is known and
  * `place` is where the first tile's row lies. */
 template <typename T, int kRows>
 __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items, bool alone, int place) {
   using S = Shared<kRows>;
-  int row = row_of_thread(), line = (threadIdx.x & 31) >> 3;
-  uint32_t to = kBase + (((threadIdx.x & 127) >> 5) * 16 + line) * 128 + (((threadIdx.x & 7) ^ line) << 4);
   Turn turn;
 #pragma unroll 1
   for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
@@ -124,20 +121,20 @@ __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const
     if (!alone) barrier_wait(kBase + S::kDealt + at * 8, (k / 3) & 1);
     if (item.kind != kCompute) return;
     int key = item.key_begin, end = item.key_end;
-    if (!alone || p.page_size != 1) place = find_key(p, plan, item, key + row);
+    if (!alone || p.page_size != 1) place = find_key(p, plan, item, key + row_of(threadIdx.x));
     if (k) barrier_wait(kBase + S::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
 #pragma unroll 1
     for (; key < end; ++turn.count) {
       int buffer = turn.buffer();
       uint32_t empty = kBase + S::kEmpty + buffer * 16, full = kBase + S::kFull + buffer * 16;
-      Sources rows = find_rows<T>(p, place);
+      unsigned long long row = find_row<T>(p, place);
       key += kTile;
-      place = find_key(p, plan, item, key + row);
+      place = find_key(p, plan, item, key + row_of(thread_of_block()));
       barrier_wait(empty, turn.parity() ^ 1);
-      copy_rows<kRows, 0, 4>(rows, to, buffer);
+      copy_rows<kRows, 0, 4>(row, buffer);
       barrier_arrive_after_copies(full);
       barrier_wait(empty + 8, turn.parity() ^ 1);
-      copy_rows<kRows, 4, 9>(rows, to, buffer);
+      copy_rows<kRows, 4, 9>(row, buffer);
       barrier_arrive_after_copies(full + 8);
     }
     if (alone) return;

@@ -108,6 +108,12 @@ template <int kCount> __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* Tells the compiler that what is in these registers is of no use any more, so that it need not keep it. */
+template <int kCount> __device__ __forceinline__ void forget(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(d[i])::"memory");
+}
+
 /* d[64 x N] += A[64 x 16] * B[16 x N] (d = A * B when !accumulate). A K-major, or M-major with kTransposeA; B K-major. */
 template <typename T, int kTransposeA, int kCount> struct Wgmma;
 

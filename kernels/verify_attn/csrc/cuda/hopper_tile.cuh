@@ -15,19 +15,26 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ __forceinline__ uint64_t descriptor(uint32_t low) { return uint64_t(0x40000040u) << 32 | low; }
 __device__ __forceinline__ uint32_t low_of(uint32_t address) { return address >> 4 | 512u << 16; }
 
-/* S^T of the tile in buffer `group`: thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
-template <typename T, int kRows> __device__ __forceinline__ void scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
+/* S^T of the tile in buffer `group` in two parts, by columns. Thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at
+ * s[4*j ..]. The first part: issued, and in flight until finish_scores or a wait for O. */
+template <typename T, int kRows> __device__ __forceinline__ void begin_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
   constexpr int kQ = S::kQChunk / 16;
-  uint32_t latents = low_of(kBase + S::latents(group)), rope = low_of(kBase + S::rope(group)), q = low_of(kBase);
+  uint32_t latents = low_of(kBase + S::latents(group)), q = low_of(kBase);
   barrier_wait(kBase + S::kFull + group * 16, parity);
   fence_async_proxy();
-  pin(s);
+  forget(s);
   wgmma_begin();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     Wgmma<T, 0, kRows / 2>::run(s, descriptor(latents + (i / 4) * 512 + i % 4 * 2), descriptor(q + (i / 4) * kQ + i % 4 * 2), i > 0);
   wgmma_commit();
+}
+
+template <typename T, int kRows> __device__ __forceinline__ void finish_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
+  using S = Shared<kRows>;
+  constexpr int kQ = S::kQChunk / 16;
+  uint32_t latents = low_of(kBase + S::latents(group)), rope = low_of(kBase + S::rope(group)), q = low_of(kBase);
   barrier_wait(kBase + S::kFull + group * 16 + 8, parity);
   fence_async_proxy();
   wgmma_begin();
@@ -97,62 +104,86 @@ __device__ __forceinline__ void move_reference(char *shared, int buffer, bool fi
   sync_threads(kOwn + buffer, 128);
 }
 
-/* Turns scores into P in shared memory. `masked`: the tile has keys that some row may not see. */
+/* Scores relative to the rows' references, where those may move: hidden ones -inf, then the references moved. */
+template <int kRows>
+__device__ __forceinline__ void settle_references(float scale, char *shared, int buffer, bool first, const unsigned (&hidden)[2],
+                                                  float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+  const float2 *reference = reinterpret_cast<const float2 *>(shared + Shared<kRows>::kReference) + (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    float2 m = first ? make_float2(0.f, 0.f) : reference[j * 4];
+    m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float x = fmaf(s[4 * j + i], scale, i & 1 ? -m.y : -m.x);
+      s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
+    }
+  }
+  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);  // the tile before has used alpha
+  move_reference<kRows>(shared, buffer, first, s, sum);
+}
+
+/* P from scores relative to the references, in their place: s[4*j], s[4*j + 1] become keys n and n + 8 of rows 2*j, 2*j + 1 as pairs of T, the
+ * other two what they add to the rows' sums. Returns the largest score. */
+template <typename T, int kRows> __device__ __forceinline__ float exponentials(float (&s)[kRows / 2]) {
+  float most = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    float *at = s + 4 * j, a = exp2_fast(at[0]), b = exp2_fast(at[1]), c = exp2_fast(at[2]), d = exp2_fast(at[3]);
+    most = fmaxf(most, fmaxf(fmaxf(at[0], at[1]), fmaxf(at[2], at[3])));
+    at[0] = __uint_as_float(pack2<T>(a, b)), at[1] = __uint_as_float(pack2<T>(c, d));
+    at[2] = a + c, at[3] = b + d;
+    asm volatile("" : "+f"(at[0]), "+f"(at[1]), "+f"(at[2]), "+f"(at[3]));  // here and now, in these registers: there are no others
+  }
+  return most;
+}
+
+/* Turns scores into P in shared memory. Unless the references are known to move (`careful`: the item's first tile, or one with keys that some
+ * row may not see), P is worked out before it is known whether they do: false if so, and then nothing was done but s spent. */
 template <typename T, int kRows>
-__device__ __forceinline__ void softmax(float scale, char *shared, int buffer, bool first, bool masked, const unsigned (&hidden)[2],
+__device__ __forceinline__ bool softmax(float scale, char *shared, int buffer, bool first, bool careful, const unsigned (&hidden)[2],
                                         float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
   int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
-  const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
-  float most = -INFINITY;
-  if (first || masked) {
-#pragma unroll
-    for (int j = 0; j < kRows / 8; ++j) {
-      float2 m = first ? make_float2(0.f, 0.f) : reference[j * 4];
-      m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float x = fmaf(s[4 * j + i], scale, i & 1 ? -m.y : -m.x);
-        s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
-      }
-    }
+  if (careful) {
+    settle_references<kRows>(scale, shared, buffer, first, hidden, s, sum);
   } else {
+    const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       float2 m = reference[j * 4];
       s[4 * j] = fmaf(s[4 * j], scale, -m.x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m.y);
       s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m.x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m.y);
-      most = fmaxf(most, fmaxf(fmaxf(s[4 * j], s[4 * j + 1]), fmaxf(s[4 * j + 2], s[4 * j + 3])));
     }
   }
-  bool moving = first || masked || sync_any(kOwn + buffer, 128, most > kSlack);
-  // The KiB shared by both buffers (and alpha) is read by the tile before.
-  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);
-  if (moving) move_reference<kRows>(shared, buffer, first, s, sum);
-  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = moving && !first;
-
+  float most = exponentials<T, kRows>(s);
+  if (!careful) {
+    if (sync_any(kOwn + buffer, 128, most > kSlack)) return false;  // all of S is done as well, so P may go over the rope columns
+    sync_threads(kExtraKiB + (buffer ^ 1), kMergers);               // the KiB shared by both buffers is read by the tile before
+  }
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) sum[i] += s[i / 2 * 4 + 2 + i % 2];
+  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = careful && !first;
   uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
   to += (lane >> 4) * 1024;
-  uint32_t packed[4];
+  auto pair = [&](int i) { return __float_as_uint(s[i]); };
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    float a = exp2_fast(s[i * 2]), b = exp2_fast(s[i * 2 + 1]);
-    sum[(i >> 1) * 2] += a, sum[(i >> 1) * 2 + 1] += b;
-    packed[i & 3] = pack2<T>(a, b);
-    if (i % 4 == 3) store_transposed4(to + (i / 4) * 2048, packed[0], packed[1], packed[2], packed[3]);
-  }
-  if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, packed[0], packed[1]);
+  for (int j = 0; j + 1 < kRows / 8; j += 2) store_transposed4(to + j * 1024, pair(4 * j), pair(4 * j + 1), pair(4 * j + 4), pair(4 * j + 5));
+  if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, pair(kRows / 2 - 4), pair(kRows / 2 - 3));
   fence_async_proxy();
   sync_threads(kOwn + buffer, 128);
   arrive_threads(kProbs + buffer, kMergers);
+  return true;
 }
 
-/* O^T += V^T P^T of the tile in `buffer`. */
-template <typename T, int kRows> __device__ __forceinline__ void values(int group, int buffer, float (&o)[4][kRows / 2]) {
+/* O^T += V^T P^T of the tile in `buffer`. The owner's stands behind the other warpgroup's: that one goes on to the next S and P, which all wait
+ * for, while the owner has nothing else to do. Each alone is done in half the time that both take together. */
+template <typename T, int kRows> __device__ __forceinline__ void values(int group, int buffer, bool own, float (&o)[4][kRows / 2]) {
   using S = Shared<kRows>;
   uint32_t latents = low_of(kBase + S::latents(buffer) + group * 16384), probs = low_of(kBase + S::probs(buffer));
 #pragma unroll
   for (int i = 0; i < 4; ++i) pin(o[i]);
+  if (own) sync_threads(kBehind + buffer, kMergers);
   wgmma_begin();
 #pragma unroll
   for (int i = 0; i < 8; ++i)
@@ -162,6 +193,7 @@ template <typename T, int kRows> __device__ __forceinline__ void values(int grou
   for (int i = 0; i < 8; ++i)
     Wgmma<T, 1, kRows / 2>::run(o[2 + i / 4], descriptor(latents + 2048 + (i / 4) * 512 + i % 4 * 128), descriptor(probs + i % 4 * 2), 1);
   wgmma_commit();
+  if (!own) arrive_threads(kBehind + buffer, kMergers);
   wgmma_wait<1>();
   pin(o[0]), pin(o[1]);
   if ((threadIdx.x & 31) == 0) barrier_arrive(kBase + S::kEmpty + buffer * 16);
@@ -184,27 +216,33 @@ __device__ __forceinline__ void rescale(const char *shared, bool own, float (&o)
   }
 }
 
-/* One tile: S and softmax in its owner, then O in both. */
+/* One tile: S and softmax in its owner, then O in both. While the owner is at it, the other warpgroup begins S of its own next tile. */
 template <typename T, int kRows>
-__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn,
-                                     uint32_t q_parity, float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn, uint32_t q_parity,
+                                     float (&s)[kRows / 2], float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
   int group = uniform(threadIdx.x >> 7), buffer = uniform(turn.buffer());
-  bool own = buffer == group;
-  if (own) {
-    float s[kRows / 2];
-    bool first = key == item.key_begin, masked = key + kTile > min(item.key_end, item.prefix);
-    unsigned hidden[2] = {0, 0};
-    if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
-    if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
-    scores<T, kRows>(group, turn.parity(), s);
-    softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, masked, hidden, s, sum);
-  } else {
-    sync_threads(kProbs + buffer, kMergers);
+  bool own = buffer == group, first = key == item.key_begin, more = key + kTile < item.key_end;
+  bool masked = own && key + kTile > min(item.key_end, item.prefix);
+  unsigned hidden[2] = {0, 0};
+  if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
+  bool begins = own ? first : more, careful = first || masked;
+  for (;;) {
+    if (uniform(begins)) {
+      if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
+      begin_scores<T, kRows>(group, Turn{turn.count + !own}.parity(), s);
+    }
+    if (!own) {
+      sync_threads(kProbs + buffer, kMergers);
+      break;
+    }
+    finish_scores<T, kRows>(group, turn.parity(), s);
+    if (uniform(softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, careful, hidden, s, sum))) break;
+    begins = careful = true;  // the references move, which is rare: S again
   }
   if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
-  values<T, kRows>(group, buffer, o);
-  if (own && key + kTile < item.key_end) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
+  values<T, kRows>(group, buffer, own, o);
+  if (own && more) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
 }
 
 }  // namespace hopper
