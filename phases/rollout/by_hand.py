@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from typing import Any
 from phases.clock import Clock
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
-from phases.errors import Exit, PhaseError, UsageError, joined
+from phases.errors import Exit, LedgerError, PhaseError, UsageError, joined
 from phases.fleet.releases import NEVER
 from phases.gates.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source as ledger_source
-from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, canonical_json
+from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Damaged, Draft, canonical_json, parse_directory
 from phases.ledger.git import Git
+from phases.ledger.ledger import Ledger
 from phases.ledger.provenance import statement
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
@@ -41,8 +43,7 @@ def release_of(playbook: Playbook, name: str) -> str:
     """Digest of the release a passed full rollout made last-good."""
     ledger = ledger_of(playbook)
     checkpoint = ledger.find(name)
-    results = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS]))
-    digest = results.facts.get("end", {}).get("last_good", "")
+    digest = _end(ledger, checkpoint).get("last_good", "")
     if not checkpoint.verdict.advances or not digest:
         raise UsageError(f"{checkpoint.name} did not make a release last-good.", hint="Name a full-rollout checkpoint that passed.")
     return str(digest)
@@ -97,12 +98,34 @@ def before_rollout(playbook: Playbook, production: Production) -> str:
         return half
     if any(state.error or state.current != state.last_good or (state.lease and state.lease.active) for state in states):
         return ""
-    ledger = ledger_of(playbook)
-    for checkpoint in reversed([c for c in ledger.checkpoints() if c.phase == "full-rollout" and c.verdict.advances]):
-        end: dict[str, Any] = Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS])).facts.get("end", {})
-        if end.get("last_good") == states[0].current and end.get("previous"):
-            return str(end["previous"])
-    return _replaced(states)
+    return _recorded(ledger_of(playbook), states[0].current) or _replaced(states)
+
+
+def _recorded(ledger: Ledger, release: str) -> str:
+    """What the latest full rollout to this release replaced, by the ledger. Empty where it does not say, or where what it says of that rollout
+    may be in a damaged checkpoint: that must not keep production from going back, and an older rollout's word is not that of the latest."""
+    try:
+        found: list[Checkpoint | Damaged] = [*itertools.chain(*ledger.survey())]
+        for checkpoint in sorted(found, key=lambda one: one.number, reverse=True):
+            number_phase_verdict = parse_directory(checkpoint.name)
+            if not number_phase_verdict or number_phase_verdict[1:] != ("full-rollout", Verdict.PASS):
+                continue
+            if isinstance(checkpoint, Damaged):
+                return ""
+            end = _end(ledger, checkpoint)
+            if end.get("last_good") == release and end.get("previous"):
+                return str(end["previous"])
+    except LedgerError:
+        return ""
+    return ""
+
+
+def _end(ledger: Ledger, checkpoint: Checkpoint) -> dict[str, Any]:
+    """How a phase in production ended, as its checkpoint says. Raises LedgerError where that cannot be read."""
+    try:
+        return dict(Results.from_json(json.loads(ledger.files(checkpoint)[RESULTS])).facts.get("end", {}))
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise LedgerError(f"{checkpoint.name} holds no readable results.", hint=f"See `phase checkpoint verify {checkpoint.number}`.") from fault
 
 
 def _replaced(states: Sequence[WorkerState]) -> str:

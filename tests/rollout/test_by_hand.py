@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from phases.errors import Exit, LedgerError
 from phases.fleet.host import Host
 from phases.fleet.lease import LeaseState
 from phases.fleet.releases import NEVER
+from phases.ledger.checkpoint import RESULTS, Draft, canonical_json
+from phases.ledger.ledger import Ledger
+from phases.ledger.objects import write_tree
+from phases.results import Results
 from phases.rollout import by_hand
-from phases.rollout.by_hand import _replaced
+from phases.rollout.by_hand import _recorded, _replaced
 from phases.rollout.production import WorkerState
 from phases.rollout.rollback import Rollback
+from phases.verdict import Verdict
 
 
 def worker(current: str, release: str, previous: str, state: str = "kept") -> WorkerState:
@@ -44,3 +52,36 @@ def test_how_production_ended_is_told_though_the_ledger_refuses_to_record_it(mon
     with pytest.raises(LedgerError, match="is checked out") as caught:
         by_hand.recorded(None, Rollback("asked for", True, (), {}, ()), 0.0, None, said.append, code)  # type: ignore[arg-type]
     assert caught.value.exit_code == ends_with and said == ["production is restored; what failed is only to write that down"]
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> Ledger:
+    """Two full rollouts that passed: to `b` from `a`, then to `c` from `b`."""
+    subprocess.run(["git", "init", "-q", "-b", "main", str(tmp_path)], check=True)
+    for key, value in (("user.name", "Ada"), ("user.email", "ada@example.org")):
+        subprocess.run(["git", "-C", str(tmp_path), "config", key, value], check=True)
+    ledger = Ledger(tmp_path)
+    for before, after in ("ab", "bc"):
+        results = Results("full-rollout", "k", facts={"end": {"last_good": after, "previous": before}}).to_json()
+        ledger.record(Draft("full-rollout", Verdict.PASS, "k", f"run-{after}", {RESULTS: canonical_json(results)}, {"commit": None}, 1_700_000_000.0))
+    return ledger
+
+
+def damage(ledger: Ledger, path: str, content: bytes) -> None:
+    tip = ledger.tip()
+    assert tip
+    commit = ledger.commit(write_tree(ledger.git, tip, {path: content}), [tip], "Damage it\n", 2.0)
+    ledger.git.run("update-ref", "refs/heads/checkpoints", commit)
+
+
+def test_a_damaged_checkpoint_keeps_no_rollback_from_going_back(rollouts: Ledger) -> None:
+    assert (_recorded(rollouts, "c"), _recorded(rollouts, "b"), _recorded(rollouts, "x")) == ("b", "a", "")
+    damage(rollouts, "checkpoints/0001-full-rollout-PASS/manifest.json", b"{")
+    assert (_recorded(rollouts, "c"), _recorded(rollouts, "b")) == ("b", "")  # "": then what the hosts themselves know counts
+
+
+@pytest.mark.parametrize("path", ["manifest.json", RESULTS])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b'{"schema": 1}'])
+def test_an_older_rollout_does_not_speak_for_a_newer_one_that_is_damaged(rollouts: Ledger, path: str, content: bytes) -> None:
+    damage(rollouts, f"checkpoints/0002-full-rollout-PASS/{path}", content)
+    assert _recorded(rollouts, "b") == ""
