@@ -120,18 +120,20 @@ def _write_file(found: Checkpoint, files: dict[str, bytes], name: str) -> None:
 @json_option
 def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> None:
     """Compare the benchmarks of two checkpoints of one phase, case by case: ratio of medians with its interval."""
+    from phases.ledger.verify import read_as_recorded
     from phases.report import diff as report_diff
 
     ledger = _ledger(playbook_path)
     before, after = ledger.find(first), ledger.find(second)
     if before.phase != after.phase:
         raise UsageError(f"{before.name} and {after.name} are of two phases: nothing in them compares.", hint="`phase checkpoint list` shows which are of one.")
-    compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
-    if as_json:
-        print_json({"first": before.to_json(), "second": after.to_json(), "diff": compared.to_json()})
-        return
-    click.echo(f"{before.name} → {after.name}")
-    click.echo(report_diff.text(compared, (str(before.number), str(after.number))).rstrip())
+    with read_as_recorded(ledger, before, after):
+        compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
+        if as_json:
+            print_json({"first": before.to_json(), "second": after.to_json(), "diff": compared.to_json()})
+            return
+        click.echo(f"{before.name} → {after.name}")
+        click.echo(report_diff.text(compared, (str(before.number), str(after.number))).rstrip())
 
 
 def _results(ledger: Ledger, found: Checkpoint) -> Results:

@@ -57,19 +57,22 @@ def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: 
 
     Exits with 0 whatever the verdict: showing it worked. Nothing is decided unless you answer.
     """
+    from phases.ledger.verify import read_as_recorded
+
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)
     chosen = choose(playbook, ledger, checkpoint)
-    view = _view(ledger, chosen, playbook)
-    if html is not None:
-        from phases.report import page
+    with read_as_recorded(ledger, chosen):
+        view = _view(ledger, chosen, playbook)
+        if html is not None:
+            from phases.report import page
 
-        html.write_text(page.render(view), encoding="utf-8")
-        note(f"wrote {html}")
-    if as_json:
-        print_json({"checkpoint": chosen.to_json(), "gate": view.gate.to_json(), "approvals": [vars(row) for row in view.approvals], "review": view.review})
-        return
-    _show(view, chosen, ledger)
+            html.write_text(page.render(view), encoding="utf-8")
+            note(f"wrote {html}")
+        if as_json:
+            print_json({"checkpoint": chosen.to_json(), "gate": view.gate.to_json(), "approvals": [vars(row) for row in view.approvals], "review": view.review})
+            return
+        _show(view, chosen, ledger)
     _decide(view, chosen, ledger, playbook, ask)
 
 

@@ -43,7 +43,7 @@ def report(checkpoint: str | None, target: Path | None, anchors: Path | None, pl
             required = any(section.name == chosen.phase and section.review is Review.REQUIRED for section in playbook.phases)
             name, view, facts = chosen.name, view_of_checkpoint(ledger, chosen, review_required=required), chosen.to_json()
         page = render(with_anchors(view, anchors) if anchors else view)
-    except (ValueError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise LedgerError(f"{checkpoint or 'the newest checkpoint'} cannot be shown: {fault!r}.", hint="Run `phase checkpoint verify`.") from fault
     path = target or Path(f"{name}.html")
     path.write_text(page, encoding="utf-8")

@@ -132,7 +132,9 @@ def _parse(data: bytes, where: str) -> Approval:
     try:
         row: dict[str, Any] = json.loads(data)
         decision = Approval(**{field.name: row[field.name] for field in dataclasses.fields(Approval)})
-    except (ValueError, KeyError, TypeError) as fault:
+        if not isinstance(decision.checkpoint, int) or not all(isinstance(value, str) for name, value in vars(decision).items() if name != "checkpoint"):
+            raise ValueError("a member is of another kind")
+    except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise LedgerError(f"{where} is not a decision of this toolkit.", hint="Run `phase checkpoint verify`.") from fault
     if decision.decision not in ("approve", "reject"):
         raise LedgerError(f"{where} says neither approve nor reject.", hint="Run `phase checkpoint verify`.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -180,20 +181,37 @@ def read_manifest(data: bytes) -> dict[str, Any]:
     """
     try:
         manifest = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
     if not isinstance(manifest, dict):
         raise ValueError("is not a JSON object")
     if manifest.get("schema") != MANIFEST_SCHEMA:
         raise ValueError(f"has the schema {manifest.get('schema')!r}, which is not {MANIFEST_SCHEMA}")
-    try:
-        datetime.fromisoformat(manifest["recorded_at"])
-        whole = all(isinstance(facts["sha256"], str) for facts in manifest["files"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise ValueError("does not say when it was recorded and which files it holds")
+    wrong = [name for name, kind in _KINDS.items() if not isinstance(manifest.get(name), kind)] or list(_deeper_faults(manifest))
+    if wrong:
+        raise ValueError(f"has no {wrong[0]!r}, or one that this toolkit does not write")
     return manifest
+
+
+_KINDS = {"number": int, "phase": str, "verdict": str, "kernel": str, "run": str, "playbook": str, "author": str, "recorded_at": str,
+          "previous": (str, type(None)), "source": dict, "facts": dict, "files": dict}  # fmt: skip
+
+
+def _deeper_faults(manifest: dict[str, Any]) -> Iterator[str]:
+    """Members that are of the right kind and hold what is not: all that is read from a manifest relies on it."""
+    try:
+        datetime.fromisoformat(manifest["recorded_at"]).timestamp()
+    except (ValueError, OverflowError):
+        yield "recorded_at"
+    if not isinstance(manifest["source"].get("commit"), (str, type(None))):
+        yield "source"
+    if not all(isinstance(facts, dict) and isinstance(facts.get("sha256"), str) for facts in manifest["files"].values()):
+        yield "files"
+    for name, value in manifest.items():
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):  # NaN, or half of a surrogate pair: neither can be written as it was read
+            yield name
 
 
 def sums_of(files: dict[str, bytes]) -> bytes:

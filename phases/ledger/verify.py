@@ -7,6 +7,7 @@ only added to what was there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.errors import LedgerError
+from phases.errors import LedgerError, PhaseError
 from phases.gates.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger import lost
@@ -95,6 +96,25 @@ def verify_ledger(ledger: Ledger, only: Checkpoint | Damaged | None = None) -> l
     return list(dict.fromkeys(problem for look in looks for problem in _unreadable_is_altered(look)))
 
 
+@contextlib.contextmanager
+def read_as_recorded(ledger: Ledger, *checkpoints: Checkpoint) -> Iterator[None]:
+    """For what makes sense of a checkpoint's files: where it fails over one that was altered, that is what is said.
+
+    Raises:
+        LedgerError: something else than a PhaseError was raised inside, and one of the checkpoints is not as it was recorded. Over an unaltered
+            one the failure is passed on: that is a mistake of this toolkit.
+    """
+    try:
+        yield
+    except (PhaseError, OSError):
+        raise
+    except Exception as fault:
+        for checkpoint in checkpoints:
+            if problems := verify_ledger(ledger, checkpoint):
+                raise LedgerError(f"{checkpoint.name} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {checkpoint.number}`.") from fault
+        raise
+
+
 def _unreadable_is_altered(look: Iterator[Problem]) -> Iterator[Problem]:
     """What a look finds, the last being that it could not go on: git refuses to read an object whose stored bytes are broken."""
     try:
@@ -128,7 +148,7 @@ def _claims(name: str, manifest: dict[str, Any], files: dict[str, bytes]) -> Ite
     if cp.GATE in files:
         try:
             verdict = GateOutcome.from_json(json.loads(files[cp.GATE])).verdict.value
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             yield Problem(f"{name}/{cp.GATE}", "is not a gate's outcome")
         else:
             if verdict != manifest.get("verdict"):

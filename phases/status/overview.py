@@ -151,9 +151,9 @@ def _last_good(ledger: Ledger, mine: list[Checkpoint]) -> LastGood | None:
     """What the newest passed full rollout brought, or the newest verified rollback that was told where to go."""
     for found in reversed(mine):
         if found.phase == "full-rollout" and found.verdict.advances:
-            release = _facts(ledger, found).get("end", {}).get("last_good", "")
+            release = _members(_facts(ledger, found).get("end")).get("last_good", "")
         elif found.phase == ROLLBACK_PHASE and found.verdict.advances:
-            release = _facts(ledger, found).get("rollback", {}).get("target", "")
+            release = _members(_facts(ledger, found).get("rollback")).get("target", "")
         else:
             continue
         if release:
@@ -180,24 +180,28 @@ def unrestored(ledger: Ledger, mine: list[Checkpoint]) -> RolledBack | None:
 def _rollback_of(ledger: Ledger, found: Checkpoint) -> RolledBack | None:
     """By hand or by the watch (a checkpoint of its own), or by a phase whose end says so."""
     if found.phase == ROLLBACK_PHASE:
-        back = _facts(ledger, found).get("rollback", {})
+        back = _members(_facts(ledger, found).get("rollback"))
     elif found.phase in ("tp8-canary", "full-rollout") and not found.verdict.advances:
         facts = _facts(ledger, found)
-        end = facts.get("end", {})
+        end = _members(facts.get("end"))
         if end.get("exit_code") not in _ROLLED_BACK:
             return None
-        back = end.get("rollback") or facts.get("rollback", {})
+        back = _members(end.get("rollback") or facts.get("rollback"))
     else:
         return None
     state = str(back.get("state", ""))
     restores = bool(back.get("restores", state != "safe"))  # not told by older ones, where most that ended safe went no further
-    return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), state, restores, dict(back.get("left", {})))
+    return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), state, restores, _members(back.get("left")))
 
 
 def _facts(ledger: Ledger, found: Checkpoint) -> dict[str, Any]:
     """The facts of a checkpoint's results; nothing where they cannot be read, which `phase checkpoint verify` is for."""
     try:
         facts = json.loads(ledger.files(found)[RESULTS]).get("facts", {})
-    except (KeyError, ValueError, AttributeError):
+    except (KeyError, ValueError, AttributeError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return _members(facts)
+
+
+def _members(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

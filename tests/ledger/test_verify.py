@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import zlib
 from pathlib import Path
@@ -15,7 +16,7 @@ from phases.ledger.export import export
 from phases.ledger.ledger import Ledger
 from phases.ledger.lost import require_whole
 from phases.ledger.objects import write_tree
-from phases.ledger.verify import verify_directory, verify_ledger
+from phases.ledger.verify import read_as_recorded, verify_directory, verify_ledger
 from tests.ledger.conftest import git, make_draft
 
 
@@ -143,7 +144,8 @@ def test_a_decision_or_manifest_that_is_none_is_said(ledger: Ledger, repo: Path,
 
 @pytest.mark.parametrize(("content", "why"), [
     (b"garbage", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "is not a JSON object"), (b'{"schema": "phasegate/manifest/v9"}', "has the schema 'phasegate/manifest/v9'"),
-    (b'{"schema": "phasegate/manifest/v1", "recorded_at": "2026-01-01T00:00:00Z", "files": {"x": 3}}', "does not say when"),
+    (b'{"schema": "phasegate/manifest/v1", "recorded_at": "2026-01-01T00:00:00Z", "files": {"x": 3}}', "has no 'number'"),
+    (b"[" * 100_000, "is not JSON"),
 ])  # fmt: skip
 def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Path, content: bytes, why: str) -> None:
     first = ledger.record(make_draft(ledger))
@@ -160,6 +162,38 @@ def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Pa
     assert why in found[f"{first.name}/manifest.json"] and "was altered in ledger commit" in found[f"{first.directory}/manifest.json"]
     assert found[f"tag checkpoint/{second.name}"] == "is missing"
     assert why in {p.where: p.text for p in verify_ledger(ledger, ledger.look_up("1"))}[f"{first.name}/manifest.json"]
+
+
+@pytest.mark.parametrize(("member", "value"), [
+    ("facts", None), ("facts", 5), ("source", []), ("source", {"commit": 5}), ("author", None), ("number", "1"), ("number", float("nan")), ("files", {"x": 3}),
+    ("kernel", "\ud800"), ("recorded_at", "0001-01-01T00:00:00"), ("recorded_at", 5), ("previous", 5), ("facts", {"driver": [float("inf")]}),
+])  # fmt: skip
+def test_a_manifest_whose_members_are_of_another_kind_is_damaged(ledger: Ledger, repo: Path, member: str, value: object) -> None:
+    first = ledger.record(make_draft(ledger))
+    replace(ledger, repo, f"{first.directory}/manifest.json", json.dumps({**first.manifest, member: value}).encode())
+    (damaged,) = ledger.survey()[1]
+    assert f"has no {member!r}" in damaged.problem
+    assert any(member in problem.text for problem in verify_ledger(ledger, damaged))
+
+
+@pytest.mark.parametrize("member", [{"digest": 5}, {"person": None}, {"reason": []}, {"checkpoint": "1"}])
+def test_a_decision_whose_members_are_of_another_kind_is_said(ledger: Ledger, repo: Path, member: dict[str, object]) -> None:
+    first = ledger.record(make_draft(ledger))
+    ledger.decide(first, "approve", "good", 3.0)
+    path = "approvals/0001/0001.json"
+    replace(ledger, repo, path, json.dumps({**json.loads(git(repo, "show", f"checkpoints:{path}")), **member}).encode())
+    with pytest.raises(LedgerError, match=f"{path} is not a decision"):
+        ledger.approvals(first)
+    assert any(f"{path} is not a decision" in problem.text for problem in verify_ledger(ledger))
+
+
+def test_what_cannot_be_made_sense_of_is_altered_or_a_mistake_of_ours(ledger: Ledger, repo: Path) -> None:
+    first = ledger.record(make_draft(ledger))
+    with pytest.raises(AttributeError), read_as_recorded(ledger, first):
+        None.get("x")  # type: ignore[attr-defined]
+    replace(ledger, repo, f"{first.directory}/results.json", b"null")
+    with pytest.raises(LedgerError, match=rf"{first.name} was altered: .*results.json.* checkpoint verify 1"), read_as_recorded(ledger, ledger.find("1")):
+        json.loads(ledger.files(ledger.find("1"))["results.json"]).get("x")
 
 
 def test_a_checkpoint_without_a_manifest_is_damaged(ledger: Ledger, repo: Path) -> None:
