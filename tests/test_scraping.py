@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import requests
 
 from phases import scraping
 from phases.analysis import sources
@@ -25,16 +28,26 @@ class Page(http.server.BaseHTTPRequestHandler):
     """/metrics of so many bytes; without an end where `size` is None, until whoever reads it goes away."""
 
     size: int | None = None
+    body = b""
+    encoding = "identity"
+    trickles = False
     ended: threading.Event
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")  # as without a character set, which requests takes for Latin-1
-        if self.size is not None:
-            self.send_header("Content-Length", str(self.size))
+        self.send_header("Content-Encoding", self.encoding)
+        if self.body or self.size is not None:
+            self.send_header("Content-Length", str(self.size or len(self.body)))
         self.end_headers()
+        if self.body:
+            self.wfile.write(self.body)
+            return
         block = LINE * (1 << 12)
         try:
+            for _ in range(3000 if self.trickles else 0):
+                self.wfile.write(b"x")
+                time.sleep(0.01)
             while self.size is None:
                 self.wfile.write(block)
             self.wfile.write((block * (self.size // len(block) + 1))[: self.size])
@@ -77,6 +90,25 @@ def test_a_page_up_to_the_limit_is_read_whole(page: tuple[str, type[Page]]) -> N
     assert len(text.encode()) == scraping.MOST and text.startswith(LINE.decode())
     handler.size = scraping.MOST + 1
     with pytest.raises(PhaseError, match=TOLD):
+        read_metrics(url)
+
+
+def test_a_page_that_trickles_is_left(page: tuple[str, type[Page]]) -> None:
+    url, handler = page
+    handler.trickles = True  # each byte comes well within the limit on a part
+    with pytest.raises(requests.ReadTimeout, match="/metrics was not there whole within 0.02 s"):
+        scraping.get_text(f"{url}/metrics", 20.0, patience=0.001)
+    assert handler.ended.wait(200), "its connection is closed"
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_page_cut_short_is_none(page: tuple[str, type[Page]], compressed: bool) -> None:
+    url, handler = page
+    handler.body = gzip.compress(LINE * 100, 6) if compressed else LINE * 100
+    handler.encoding = "gzip" if compressed else "identity"
+    assert read_metrics(url) == (LINE * 100).decode()
+    handler.size = len(handler.body) + 1
+    with pytest.raises(PhaseError, match="cannot be read: ConnectionError"):
         read_metrics(url)
 
 

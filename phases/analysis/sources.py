@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import sys
 import time
 import zlib
@@ -18,7 +19,7 @@ from phases.analysis.records import Records
 from phases.analysis.scrape import Scrape, split_snapshots
 from phases.errors import AnalysisError
 from phases.reading import open_regular
-from phases.scraping import MOST, TooLong, get_text
+from phases.scraping import MOST, PATIENCE, TooLong, get_text
 
 _OWN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # somebody writes to them: the shell that started us
 TIMEOUT = 10.0  # seconds for one answer
@@ -94,7 +95,7 @@ def target(name: str) -> tuple[str, str]:
 
 def _text(name: str) -> str:
     if name.startswith(("http://", "https://")):
-        return _get(name, sys.maxsize)  # records: as long as a file of them may be
+        return _get(name, sys.maxsize, math.inf)  # records: as long as a file of them may be
     try:
         data = _bytes(name)
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
@@ -117,9 +118,9 @@ def _bytes(name: str) -> bytes:
         return file.read()
 
 
-def _get(url: str, most: int = MOST) -> str:
+def _get(url: str, most: int = MOST, patience: float = PATIENCE) -> str:
     try:
-        return get_text(url, TIMEOUT, most=most)
+        return get_text(url, TIMEOUT, most=most, patience=patience)
     except TooLong as error:
         raise AnalysisError(f"{error}.", hint=error.hint) from None
     except requests.RequestException as error:
