@@ -38,9 +38,10 @@ def require_values(settings: ProductionSettings, workers: Sequence[Host]) -> Non
 
     Of the playbook's own, a {name} that no worker has is left as it is: braces may stand there for something else.
     """
-    own = [settings.server, settings.incumbent, settings.candidate]
-    text = " ".join(text for part in own for text in (*part.arguments, *part.environment.values()))
-    named = [name for name in re.findall(r"{(\w+)}", text) if any(name in host.values for host in workers)]
+    server, known = settings.server, dict.fromkeys(name for host in workers for name in host.values)
+    own = [text for part in (server, settings.incumbent, settings.candidate) for text in (*part.arguments, *part.environment.values())]
+    text = " ".join([server.python, server.model, server.draft_model, *own])
+    named = [name for name in known if f"{{{name}}}" in text]
     why, hint = "`production: server`", "Give them under `vars` of the host."
     if settings.server.python == EMBEDDED:
         named += re.findall(r"{(\w+)}", " ".join([*launch_arguments(), *LAUNCH_ENVIRONMENT.values()]))

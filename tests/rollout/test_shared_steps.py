@@ -58,6 +58,9 @@ def test_a_worker_without_the_variable_that_others_have_is_named() -> None:
     require_values(settings, [with_gpus])
     with pytest.raises(PlaybookError, match="`production: server` needs values of w2 for gpus"):
         require_values(settings, [with_gpus, Host("w2", "local", "/srv/w2")])
+    elsewhere = ProductionSettings(ServerSettings("/opt/{env}/python", "/models/{my-model}"), SideSettings("a"))
+    with pytest.raises(PlaybookError, match="`production: server` needs values of w2 for my-model, env"):
+        require_values(elsewhere, [Host("w1", "local", "/srv/w1", values={"my-model": "a", "env": "b"}), Host("w2", "local", "/srv/w2")])
 
 
 def test_what_a_bake_would_stumble_over_is_found_before_a_worker_is_asked(tmp_path: Path) -> None:
