@@ -54,6 +54,15 @@ class HostSettings:
     vars: dict[str, str] = setting(help="values of {name} in launch arguments and environment, such as gpus: \"0,1,2,3\"", factory=dict)
     ssh: SshSettings | None = setting(None, help="login of this worker; default: the fleet's")
 
+    def check(self, node: Node, mistakes: Mistakes) -> None:
+        for name in sorted({"port", "release", "root"} & set(self.vars)):
+            mistakes.add(node.get("vars") or node, f"{node.path}: `vars` cannot give another {name} than the worker has")
+
+    @property
+    def served_at(self) -> str:
+        """Where the worker answers."""
+        return self.url or f"http://{'127.0.0.1' if self.address == 'local' else self.address}:{self.port}"
+
 
 class ServiceKind(Enum):
     PROCESS = "process"
@@ -142,8 +151,8 @@ class FleetSettings:
         for kind in ("name", "place", "url"):
             seen: set[str] = set()
             for host, at in zip(self.hosts, places, strict=False):
-                value = f"{host.address}:{host.root}" if kind == "place" else str(getattr(host, kind))
-                if value and value in seen:
+                value = {"name": host.name, "place": f"{host.address}:{host.root}", "url": host.served_at}[kind]
+                if value in seen:
                     mistakes.add(at, f"{at.path}: the {kind} {value!r} is used twice")
                 seen.add(value)
         if self.lease.arm <= self.service.ready + self.service.drain:
@@ -159,9 +168,8 @@ class FleetSettings:
 def _worker(host: HostSettings, ssh: SshSettings, timeouts: Timeouts) -> Host:
     values = {"port": str(host.port), **host.vars}
     options = SshOptions(ssh.user, ssh.port, ssh.key_files, ssh.known_hosts, ssh.gateway, ssh.agent, ssh.config_file)
-    url = host.url or f"http://{'127.0.0.1' if host.address == 'local' else host.address}:{host.port}"
     labels = {**host.labels, "health": host.health}
-    return Host(host.name, host.address, host.root, host.python, host.sudo, url, options, timeouts, labels, values)
+    return Host(host.name, host.address, host.root, host.python, host.sudo, host.served_at, options, timeouts, labels, values)
 
 
 def from_node(node: Node, mistakes: Mistakes) -> FleetSettings:

@@ -56,6 +56,9 @@ def test_service_kinds(kind: str, made: object) -> None:
     [
         ("name: w1", "name: w0", 4, "the name 'w0' is used twice"),
         ("root: /srv/w1", "root: /srv/w0", 4, "the place 'node-a:/srv/w0' is used twice"),
+        ("port: 30001", "port: 30000", 4, "the url 'http://node-a:30000' is used twice"),
+        ("vars: {model:", "vars: {port:", 4, "`vars` cannot give another port than the worker has"),
+        ("vars: {model:", "vars: {root:", 4, "`vars` cannot give another root than the worker has"),
         ("root: /srv/w0", "root: srv", 3, "text of the form"),
         ("port: 30000", "portt: 30000", 3, "unknown key 'portt' (did you mean 'port'?)"),
         ("name: \"sglang-{name}\", ", "", 12, "a systemd service needs its `name`"),
