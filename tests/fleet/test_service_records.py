@@ -41,7 +41,8 @@ def test_a_service_recorded_by_an_older_toolkit_is_still_stopped(local: Host, dr
         session.do(driver.stopping(local))
 
 
-@pytest.mark.parametrize("record", [None, "", "{", "[]", "{}"])
+@pytest.mark.parametrize("record", [None, "", "{", "[]", "{}", *('{RECORDED, "%s": %s}' % garbled for garbled in [
+    ("process", "null"), ("process", "5"), ("process", '{"pid": "1", "start": 1}'), ("group", "1"), ("release", "null"), ("started", "[]")])])
 def test_a_service_whose_record_is_lost_is_found_by_its_environment(local: Host, driver: ProcessDriver, record: str | None) -> None:
     with HostSession(connect(local)) as session, HostLock(session, "test") as lock:
         bundle = service_bundle()
@@ -49,7 +50,7 @@ def test_a_service_whose_record_is_lost_is_found_by_its_environment(local: Host,
         first_release(session, lock, driver, bundle.digest, ready_of(local))
         path = Path(local.root) / "run" / "service.json"
         known = json.loads(path.read_text())
-        path.unlink() if record is None else path.write_text(record)
+        path.unlink() if record is None else path.write_text(record.replace("RECORDED", json.dumps(known)[1:-1]))
         found = session.do(op("service", action="status"))[0]
         assert (found["running"], found["pid"], found["release"]) == (True, known["process"]["pid"], bundle.digest)
         assert abs(found["started"] - known["started"]) < 5

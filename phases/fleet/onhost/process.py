@@ -90,8 +90,16 @@ def _service(place):
         record = read_json(_record_path(place))
     except HostFault:
         record = None
-    whole = isinstance(record, dict) and RECORDED <= set(record)
-    return record if whole else _unrecorded(place)
+    return record if _is_record(record) else _unrecorded(place)
+
+
+def _is_record(record):
+    """Whether `start` wrote it, of a process that ran: what it names as a group is killed, so that no other than the process's own may stand there."""
+    if not isinstance(record, dict) or not RECORDED <= set(record):
+        return False
+    process = record["process"]
+    known = isinstance(process, dict) and isinstance(process.get("pid"), int) and isinstance(process.get("start"), int)
+    return known and record["group"] == process["pid"] and isinstance(record["release"], str) and isinstance(record["started"], (int, float))
 
 
 def _unrecorded(place):
