@@ -42,12 +42,12 @@ def report(checkpoint: str | None, target: Path | None, anchors: Path | None, pl
             chosen = choose(playbook, ledger, checkpoint)
             required = any(section.name == chosen.phase and section.review is Review.REQUIRED for section in playbook.phases)
             name, view, facts = chosen.name, view_of_checkpoint(ledger, chosen, review_required=required), chosen.to_json()
-        page = render(with_anchors(view, anchors) if anchors else view)
+        page = render(with_anchors(view, anchors) if anchors else view).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise LedgerError(f"{checkpoint or 'the newest checkpoint'} cannot be shown: {fault!r}.", hint="Run `phase checkpoint verify`.") from fault
     path = target or Path(f"{name}.html")
-    path.write_text(page, encoding="utf-8")
+    path.write_bytes(page)
     if as_json:
-        print_json({"checkpoint": facts, "page": str(path), "bytes": len(page.encode())})
+        print_json({"checkpoint": facts, "page": str(path), "bytes": len(page)})
     else:
-        click.echo(f"{name} written to {path} ({len(page.encode()) >> 10} KiB)")
+        click.echo(f"{name} written to {path} ({len(page) >> 10} KiB)")

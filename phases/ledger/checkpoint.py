@@ -216,4 +216,4 @@ def _deeper_faults(manifest: dict[str, Any]) -> Iterator[str]:
 
 def sums_of(files: dict[str, bytes]) -> bytes:
     """SHA256SUMS over every file, so that a stranger can check with `sha256sum -c SHA256SUMS` alone."""
-    return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode()
+    return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode("utf-8", "surrogateescape")

@@ -145,3 +145,19 @@ def test_nor_does_what_a_running_step_says(capsys):
 def test_a_textfile_that_node_exporter_would_not_read_is_refused_before_anything_is_written(phase, tmp_path, name):
     assert f"--textfile {tmp_path / name} does not end in .prom" in phase("status", "--no-fleet", "--textfile", tmp_path / name, code=2).stderr
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(("path", "content"), [
+    ("manifest.json", None), ("results.json", b"null"), ("results.json", b"[" * 100_000), ("gate.json", b'{"rules": [{"verdict": "PASS", "estimate": [1]}]}'), ("\udcff.txt", b"\xff"),
+])  # fmt: skip
+def test_a_damaged_checkpoint_is_named_by_whatever_shows_it(repository, phase, path, content):
+    name = repository.run().checkpoint["name"]
+    repository.git("switch", "-q", "checkpoints")
+    file = repository.path / "checkpoints" / name / path
+    file.write_text(json.dumps({**json.loads(file.read_text()), "facts": None})) if content is None else file.write_bytes(content)
+    repository.git("add", ".")
+    repository.git("commit", "-qm", "Damage it")
+    repository.git("switch", "-q", "main")
+    assert f"{name}/{'SHA256SUMS' if content else path}" in phase("checkpoint", "verify", "1", code=1).stdout
+    said = phase("report", "1", "--to", "page.html", code=1).stderr
+    assert "internal error" not in said and "checkpoint verify" in said and not (repository.path / "page.html").exists()
