@@ -54,6 +54,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     sync_threads(kAll, kMergers);
   }
   uint32_t q_parity = 0;
+  const int group = uniform(threadIdx.x >> 7);
   for (int k = 0;; q_parity ^= 1) {
     const Item &item = items[k];
     k = k == 2 ? 0 : k + 1;  // three slots: some threads may still look at the item before
@@ -65,8 +66,9 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     }
     copy_q<T, kRows>(p, item);
     float s[kRows / 2], o[4][kRows / 2] = {}, sum[kRows / 4] = {};
-    for (int key = item.key_begin; key < item.key_end; key += kTile, ++turn.count)
-      tile<T, kRows>(p, plan, item, shared, key, turn, q_parity, s, o, sum);
+    Stretch at{item.key_begin, item.key_begin, item.key_end};
+    for (; at.key < at.end; at.key += kTile, ++turn.count)
+      tile<T, kRows>(p, plan, item, shared, group, at, turn, q_parity, s, o, sum);
     bool whole = item.parts == 1;
     int exponent = whole ? 0 : exponent_of<kRows>(o);
     sum_rows<kRows>(shared, exponent, sum);
@@ -127,16 +129,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 int64_t units_of(const Params *p) { return p->streams * ceil_div(int64_t(p->max_prefix) + p->max_q, kTile); }
 
-/* Rows of a row tile: few rows mean small partial results to merge, many rows fewer passes over the keys. Clocks measured; of the four
- * sizes this rule takes the fastest measured one at each of the shapes in NOTES.md. */
+/* Rows of a row tile: few rows mean small partial results to merge, many rows fewer passes over the keys; and up to a batch of parts is gathered
+ * in one go. Clocks measured; of the four sizes this rule takes the fastest measured one at each of the shapes in NOTES.md. */
 int rows_a_tile(const Params *p) {
-  const int sizes[4] = {24, 40, 48, 72}, tile[4] = {3000, 3400, 3700, 4400}, merge = 250;
+  const int sizes[4] = {24, 40, 48, 72}, tile[4] = {3000, 3400, 3700, 4400}, merge = 250, many_parts = 1500;
   int blocks = blocks_of_device(), best = 72;
   if (p->chunk) return 72;  // which rows share a tile must not depend on the batch
   int64_t rows = most_rows(p), least = INT64_MAX;
   for (int i = 3; i >= 0; --i) {
     int64_t tiles = ceil_div(rows, sizes[i]), lanes = tiles < blocks ? tiles : blocks, groups = blocks / lanes;
     int64_t cost = ceil_div(tiles, lanes) * ceil_div(units_of(p), groups) * tile[i] + (groups > 1) * merge * sizes[i];
+    if (groups > kBatch * int64_t(p->streams)) cost += many_parts;
     if (cost < least) least = cost, best = sizes[i];
   }
   return best;

@@ -15,44 +15,37 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ __forceinline__ uint64_t descriptor(uint32_t low) { return uint64_t(0x40000040u) << 32 | low; }
 __device__ __forceinline__ uint32_t low_of(uint32_t address) { return address >> 4 | 512u << 16; }
 
-/* S^T of the tile in buffer `group` in two parts, by columns. Thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at
- * s[4*j ..]. The first part: issued, and in flight until finish_scores or a wait for O. */
-template <typename T, int kRows> __device__ __forceinline__ void begin_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
-  using S = Shared<kRows>;
-  constexpr int kQ = S::kQChunk / 16;
-  uint32_t latents = low_of(kBase + S::latents(group)), q = low_of(kBase);
-  barrier_wait(kBase + S::kFull + group * 16, parity);
-  fence_async_proxy();
-  forget(s);
-  wgmma_begin();
-#pragma unroll
-  for (int i = 0; i < 16; ++i)
-    Wgmma<T, 0, kRows / 2>::run(s, descriptor(latents + (i / 4) * 512 + i % 4 * 2), descriptor(q + (i / 4) * kQ + i % 4 * 2), i > 0);
-  wgmma_commit();
-}
-
-template <typename T, int kRows> __device__ __forceinline__ void finish_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
+/* S^T of the tile in buffer `group` by 16-column steps kFrom to kTo of 36, once the mbarrier `full` says that they are there. Issued, not waited
+ * for. Thread holds keys 16*warp + lane/4 (+8) of rows 8*j + 2*(lane%4) (+1) at s[4*j ..]. */
+template <typename T, int kRows, int kFrom, int kTo>
+__device__ __forceinline__ void add_scores(int group, uint32_t full, uint32_t parity, float (&s)[kRows / 2]) {
   using S = Shared<kRows>;
   constexpr int kQ = S::kQChunk / 16;
   uint32_t latents = low_of(kBase + S::latents(group)), rope = low_of(kBase + S::rope(group)), q = low_of(kBase);
-  barrier_wait(kBase + S::kFull + group * 16 + 8, parity);
+  barrier_wait(full, parity);
   fence_async_proxy();
+  if (kFrom == 0) forget(s);
   wgmma_begin();
 #pragma unroll
-  for (int i = 16; i < 32; ++i)
-    Wgmma<T, 0, kRows / 2>::run(s, descriptor(latents + (i / 4) * 512 + i % 4 * 2), descriptor(q + (i / 4) * kQ + i % 4 * 2), 1);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) Wgmma<T, 0, kRows / 2>::run(s, descriptor(rope + i * 2), descriptor(q + 8 * kQ + i * 2), 1);
+  for (int i = kFrom; i < kTo; ++i)
+    Wgmma<T, 0, kRows / 2>::run(s, descriptor(i < 32 ? latents + (i / 4) * 512 + i % 4 * 2 : rope + i % 4 * 2),
+                                descriptor(q + (i / 4) * kQ + i % 4 * 2), i > 0);
   wgmma_commit();
-  wgmma_wait<0>();
-  pin(s);
+}
+
+/* The same in two parts, by halves of the columns as the producer copies them. */
+template <typename T, int kRows> __device__ __forceinline__ void begin_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
+  add_scores<T, kRows, 0, 16>(group, kBase + Shared<kRows>::kFull + group * 16, parity, s);
+}
+template <typename T, int kRows> __device__ __forceinline__ void finish_scores(int group, uint32_t parity, float (&s)[kRows / 2]) {
+  add_scores<T, kRows, 16, 36>(group, kBase + Shared<kRows>::kFull + group * 16 + 8, parity, s);
 }
 
 /* Which of the thread's scores of the tile at `key` nobody may see: bit i of hidden[k] is s[4 * (i / 2) + i % 2 + 2 * k]. Every
  * mask layout is a byte and some bits of it, so that the loads carry no branches. Looked up before S is waited for. */
 template <int kRows>
 __device__ __forceinline__ void find_hidden(const Params &p, const Plan &plan, const Item &item, int key, unsigned (&hidden)[2]) {
-  int lane = threadIdx.x & 31, first = key + ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
+  int thread = thread_of_block() & 127, lane = thread & 31, first = key + (thread >> 5) * 16 + (lane >> 2);
   bool bits = p.mask_kind == VA_MASK_BITS, full = p.mask_kind == VA_MASK_FULL, causal = p.mask_kind == VA_MASK_CAUSAL;
   int64_t pitch = bits ? p.mask_words * 4 : full ? item.prefix + item.q_len : item.q_len;
   const uint8_t *mask = static_cast<const uint8_t *>(p.mask) + (bits ? item.q_begin * pitch : item.mask_begin);
@@ -77,7 +70,7 @@ __device__ __forceinline__ void find_hidden(const Params &p, const Plan &plan, c
 template <int kRows>
 __device__ __forceinline__ void move_reference(char *shared, int buffer, bool first, float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int thread = threadIdx.x & 127, mine = (thread >> 2) * (kRows / 2) + (thread & 3);
+  int thread = thread_of_block() & 127, mine = (thread >> 2) * (kRows / 2) + (thread & 3);
   float *scratch = reinterpret_cast<float *>(shared + S::probs(buffer));
   float *reference = reinterpret_cast<float *>(shared + S::kReference), *alpha = reinterpret_cast<float *>(shared + S::kAlpha);
 #pragma unroll
@@ -104,75 +97,86 @@ __device__ __forceinline__ void move_reference(char *shared, int buffer, bool fi
   sync_threads(kOwn + buffer, 128);
 }
 
-/* Scores relative to the rows' references, where those may move: hidden ones -inf, then the references moved. */
+/* References of the thread's rows. Volatile: all at once, not each where it is used. */
+template <int kRows> __device__ __forceinline__ void load_references(float2 (&m)[kRows / 8]) {
+  int lane = thread_of_block() & 31;
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j)
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(m[j].x), "=f"(m[j].y) : "r"(kBase + Shared<kRows>::kReference + (lane & 3) * 8 + j * 32));
+}
+
+/* Scores relative to the rows' references m, where those may move: hidden ones -inf, then the references moved. */
 template <int kRows>
 __device__ __forceinline__ void settle_references(float scale, char *shared, int buffer, bool first, const unsigned (&hidden)[2],
-                                                  float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
-  const float2 *reference = reinterpret_cast<const float2 *>(shared + Shared<kRows>::kReference) + (threadIdx.x & 3);
+                                                  float2 (&m)[kRows / 8], float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
-    float2 m = first ? make_float2(0.f, 0.f) : reference[j * 4];
-    m = make_float2(m.x == -INFINITY ? 0.f : m.x, m.y == -INFINITY ? 0.f : m.y);
+    m[j] = make_float2(first || m[j].x == -INFINITY ? 0.f : m[j].x, first || m[j].y == -INFINITY ? 0.f : m[j].y);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float x = fmaf(s[4 * j + i], scale, i & 1 ? -m.y : -m.x);
+      float x = fmaf(s[4 * j + i], scale, i & 1 ? -m[j].y : -m[j].x);
       s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
     }
   }
-  if (!first) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);  // the tile before has used alpha
   move_reference<kRows>(shared, buffer, first, s, sum);
 }
 
-/* P from scores relative to the references, in their place: s[4*j], s[4*j + 1] become keys n and n + 8 of rows 2*j, 2*j + 1 as pairs of T, the
- * other two what they add to the rows' sums. Returns the largest score. */
-template <typename T, int kRows> __device__ __forceinline__ float exponentials(float (&s)[kRows / 2]) {
-  float most = -INFINITY;
+/* P of 16 rows (or the last 8) from scores relative to the references, in their place: quads of pairs of T as store_transposed takes them, then
+ * what they add to the rows' sums. Returns the largest score. */
+template <typename T, int kCount> __device__ __forceinline__ float exponentials(float *s) {
+  float most = -INFINITY, pairs[kCount / 2], add[kCount / 2];
 #pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-    float *at = s + 4 * j, a = exp2_fast(at[0]), b = exp2_fast(at[1]), c = exp2_fast(at[2]), d = exp2_fast(at[3]);
-    most = fmaxf(most, fmaxf(fmaxf(at[0], at[1]), fmaxf(at[2], at[3])));
-    at[0] = __uint_as_float(pack2<T>(a, b)), at[1] = __uint_as_float(pack2<T>(c, d));
-    at[2] = a + c, at[3] = b + d;
-    asm volatile("" : "+f"(at[0]), "+f"(at[1]), "+f"(at[2]), "+f"(at[3]));  // here and now, in these registers: there are no others
+  for (int j = 0; j < kCount; j += 4) {
+    float a = exp2_fast(s[j]), b = exp2_fast(s[j + 1]), c = exp2_fast(s[j + 2]), d = exp2_fast(s[j + 3]);
+    most = fmaxf(most, fmaxf(fmaxf(s[j], s[j + 1]), fmaxf(s[j + 2], s[j + 3])));
+    pairs[j / 2] = __uint_as_float(pack2<T>(a, b)), pairs[j / 2 + 1] = __uint_as_float(pack2<T>(c, d));
+    add[j / 2] = a + c, add[j / 2 + 1] = b + d;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    s[i] = pairs[i], s[kCount / 2 + i] = add[i];
+    asm volatile("" : "+f"(s[i]), "+f"(s[kCount / 2 + i]));  // here and now, in these registers: there are no others
   }
   return most;
 }
 
 /* Turns scores into P in shared memory. Unless the references are known to move (`careful`: the item's first tile, or one with keys that some
- * row may not see), P is worked out before it is known whether they do: false if so, and then nothing was done but s spent. */
+ * row may not see), P is worked out before it is known whether they do: false if so, and then nothing was done but s spent. `m`: the rows'
+ * references, which the thread has loaded while S was under way. */
 template <typename T, int kRows>
 __device__ __forceinline__ bool softmax(float scale, char *shared, int buffer, bool first, bool careful, const unsigned (&hidden)[2],
-                                        float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+                                        float2 (&m)[kRows / 8], float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
-  if (careful) {
-    settle_references<kRows>(scale, shared, buffer, first, hidden, s, sum);
+  if (__builtin_expect(careful, 0)) {
+    settle_references<kRows>(scale, shared, buffer, first, hidden, m, s, sum);
   } else {
-    const float2 *reference = reinterpret_cast<const float2 *>(shared + S::kReference) + (lane & 3);
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
-      float2 m = reference[j * 4];
-      s[4 * j] = fmaf(s[4 * j], scale, -m.x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m.y);
-      s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m.x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m.y);
+      s[4 * j] = fmaf(s[4 * j], scale, -m[j].x), s[4 * j + 1] = fmaf(s[4 * j + 1], scale, -m[j].y);
+      s[4 * j + 2] = fmaf(s[4 * j + 2], scale, -m[j].x), s[4 * j + 3] = fmaf(s[4 * j + 3], scale, -m[j].y);
     }
   }
-  float most = exponentials<T, kRows>(s);
-  if (!careful) {
-    if (sync_any(kOwn + buffer, 128, most > kSlack)) return false;  // all of S is done as well, so P may go over the rope columns
-    sync_threads(kExtraKiB + (buffer ^ 1), kMergers);               // the KiB shared by both buffers is read by the tile before
-  }
+  float most = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) sum[i] += s[i / 2 * 4 + 2 + i % 2];
-  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = careful && !first;
+  for (int j = 0; j + 8 <= kRows / 2; j += 8) most = fmaxf(most, exponentials<T, 8>(s + j));
+  if (kRows / 8 % 2) most = fmaxf(most, exponentials<T, 4>(s + kRows / 2 - 4));
+  if (!careful && sync_any(kOwn + buffer, 128, most > kSlack)) return false;  // all of S is done as well, so P may go over the rope columns
+  int thread = thread_of_block() & 127, lane = thread & 31, warp = thread >> 5;
+  if (thread == 0) *reinterpret_cast<int *>(shared + S::kRescale + buffer * 4) = careful && !first;
   uint32_t to = kBase + S::probs(buffer) + (lane & 7) * 128 + (((2 * warp + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
   to += (lane >> 4) * 1024;
   auto pair = [&](int i) { return __float_as_uint(s[i]); };
 #pragma unroll
-  for (int j = 0; j + 1 < kRows / 8; j += 2) store_transposed4(to + j * 1024, pair(4 * j), pair(4 * j + 1), pair(4 * j + 4), pair(4 * j + 5));
+  for (int j = 0; j + 8 <= kRows / 2; j += 8) store_transposed4(to + j * 256, pair(j), pair(j + 1), pair(j + 2), pair(j + 3));
   if (kRows / 8 % 2) store_transposed2(to + (kRows / 8 - 1) * 1024, pair(kRows / 2 - 4), pair(kRows / 2 - 3));
   fence_async_proxy();
   sync_threads(kOwn + buffer, 128);
   arrive_threads(kProbs + buffer, kMergers);
+#pragma unroll
+  for (int j = 0; j < kRows / 2; j += 8)  // behind what the other warpgroup waits for
+#pragma unroll
+    for (int i = 0; i < 4 && j / 2 + i < kRows / 4; ++i) sum[j / 2 + i] += s[j + (j + 8 <= kRows / 2 ? 4 : 2) + i];
   return true;
 }
 
@@ -216,20 +220,25 @@ __device__ __forceinline__ void rescale(const char *shared, bool own, float (&o)
   }
 }
 
+/* Where a block is in its item, in registers: the same for all threads. */
+struct Stretch {
+  int key, begin, end;  // first key of the tile; first key, and the one behind the last, of the item
+};
+
 /* One tile: S and softmax in its owner, then O in both. While the owner is at it, the other warpgroup begins S of its own next tile. */
 template <typename T, int kRows>
-__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int key, Turn turn, uint32_t q_parity,
-                                     float (&s)[kRows / 2], float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
+__device__ __forceinline__ void tile(const Params &p, const Plan &plan, const Item &item, char *shared, int group, const Stretch &at, Turn turn,
+                                     uint32_t q_parity, float (&s)[kRows / 2], float (&o)[4][kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
-  int group = uniform(threadIdx.x >> 7), buffer = uniform(turn.buffer());
-  bool own = buffer == group, first = key == item.key_begin, more = key + kTile < item.key_end;
-  bool masked = own && key + kTile > min(item.key_end, item.prefix);
+  int buffer = uniform(turn.buffer());
+  bool own = buffer == group, first = at.key == at.begin, more = at.key + kTile < at.end;
+  bool masked = own && at.key + kTile > min(at.end, item.prefix);
   unsigned hidden[2] = {0, 0};
-  if (masked) find_hidden<kRows>(p, plan, item, key, hidden);
-  bool begins = own ? first : more, careful = first || masked;
+  if (__builtin_expect(masked, 0)) find_hidden<kRows>(p, plan, item, at.key, hidden);
+  bool begins = own ? first : more, careful = first || masked, waits = !first;
   for (;;) {
     if (uniform(begins)) {
-      if (key < item.key_begin + 2 * kTile) barrier_wait(kBase + S::kQFull, q_parity);
+      if (first) barrier_wait(kBase + S::kQFull, q_parity);
       begin_scores<T, kRows>(group, Turn{turn.count + !own}.parity(), s);
     }
     if (!own) {
@@ -237,10 +246,15 @@ __device__ __forceinline__ void tile(const Params &p, const Plan &plan, const It
       break;
     }
     finish_scores<T, kRows>(group, turn.parity(), s);
-    if (uniform(softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, careful, hidden, s, sum))) break;
-    begins = careful = true;  // the references move, which is rare: S again
+    float2 m[kRows / 8];
+    load_references<kRows>(m);
+    if (waits) sync_threads(kExtraKiB + (buffer ^ 1), kMergers);  // the tile before has used alpha and the KiB shared by both buffers
+    wgmma_wait<0>();
+    pin(s);
+    if (uniform(softmax<T, kRows>(p.scale * kLog2e, shared, buffer, first, careful, hidden, m, s, sum))) break;
+    begins = careful = true, waits = false;  // the references move, which is rare: S again
   }
-  if (*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4)) rescale<kRows>(shared, own, o, sum);
+  if (__builtin_expect(*reinterpret_cast<volatile int *>(shared + S::kRescale + buffer * 4), 0)) rescale<kRows>(shared, own, o, sum);
   values<T, kRows>(group, buffer, own, o);
   if (own && more) arrive_threads(kExtraKiB + buffer, kMergers);  // the next P may use the shared KiB
 }
