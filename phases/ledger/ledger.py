@@ -7,7 +7,7 @@ swap); a lost race is built again on the new tip.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -308,7 +308,9 @@ class Ledger:
     def _survey_at(self, tip: str) -> tuple[list[Checkpoint], list[Damaged]]:
         rows = [(e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))]
         manifests = {e.path: self.git.resolve(f"{e.oid}:{cp.MANIFEST}") for e, _ in rows}
-        contents = read_objects(self.git, filter(None, manifests.values()))
+        if not rows:
+            self.git.run("ls-tree", tip)  # a tree that is lost looks like one that holds nothing: GitFailed
+        contents = self._readable(filter(None, manifests.values()))
         commits = self._commits(tip)
         sound, damaged = [], []
         for entry, (number, phase, verdict) in sorted(rows, key=lambda row: row[1][0]):
@@ -316,14 +318,24 @@ class Ledger:
             if oid is None:
                 damaged.append(Damaged(number, directory, "is missing", entry.oid))
                 continue
-            data = contents[oid][1]
+            data = contents.get(oid)
             try:
+                if data is None:
+                    raise ValueError(f"cannot be read, since git has lost or damaged object {oid[:10]} (a clone that has it can give it back)")
                 manifest = cp.read_manifest(data)
             except ValueError as fault:
                 damaged.append(Damaged(number, directory, str(fault), entry.oid))
             else:
                 sound.append(Checkpoint(number, phase, verdict, cp.sha256(data), commits.get(entry.path, ""), directory, manifest, entry.oid))
         return sound, damaged
+
+    def _readable(self, oids: Iterable[str]) -> dict[str, bytes]:
+        """Contents of those objects that git can read."""
+        wanted = list(oids)
+        try:
+            return {oid: content for oid, (_, content) in read_objects(self.git, wanted).items()}
+        except (LedgerError, ValueError):  # one of them stops all: then each by itself
+            return {} if len(wanted) == 1 else {oid: content for one in wanted for oid, content in self._readable([one]).items()}
 
     def _commits(self, tip: str) -> dict[str, str]:
         """Directory name of each checkpoint to the commit that recorded it."""

@@ -115,18 +115,18 @@ def read_as_recorded(ledger: Ledger, *checkpoints: Checkpoint) -> Iterator[None]
         raise
 
 
-def _unreadable_is_altered(look: Iterator[Problem]) -> Iterator[Problem]:
+def _unreadable_is_altered(look: Iterator[Problem], what: str = "ledger") -> Iterator[Problem]:
     """What a look finds, the last being that it could not go on: git refuses to read an object whose stored bytes are broken."""
     try:
         yield from look
     except (LedgerError, ValueError) as fault:
-        yield Problem("ledger", f"cannot be read whole: {fault}")
+        yield Problem(what, f"cannot be read whole: {fault}")
 
 
 def _checkpoints(ledger: Ledger, only: Checkpoint | Damaged | None) -> Iterator[Problem]:
     """Every checkpoint, or the one; what is wrong with one does not hide the others."""
     for checkpoint in [only] if only else itertools.chain(*ledger.survey()):
-        yield from _unreadable_is_altered(_checkpoint(ledger, checkpoint))
+        yield from _unreadable_is_altered(_checkpoint(ledger, checkpoint), checkpoint.name)
 
 
 def _sums_problems(name: str, files: dict[str, bytes]) -> Iterator[Problem]:

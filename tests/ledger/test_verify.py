@@ -164,6 +164,26 @@ def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Pa
     assert why in {p.where: p.text for p in verify_ledger(ledger, ledger.look_up("1"))}[f"{first.name}/manifest.json"]
 
 
+@pytest.mark.parametrize("lost", ["gone", "cut", "empty"])
+def test_a_manifest_that_git_cannot_read_hides_no_other_checkpoint(ledger: Ledger, repo: Path, lost: str) -> None:
+    first, second, third = (ledger.record(make_draft(ledger, f"run-{number}")) for number in range(3))
+    stored = loose(repo, git(repo, "rev-parse", f"checkpoints:{second.directory}/manifest.json"))
+    half = stored.read_bytes()[: stored.stat().st_size // 2]
+    stored.unlink()
+    if lost != "gone":
+        stored.write_bytes(half if lost == "cut" else b"")
+    sound, (damaged,) = ledger.survey()
+    assert sound == [first, third] and damaged.name == second.name and "git has lost or damaged object" in damaged.problem
+    assert second.name in {problem.where for problem in verify_ledger(ledger, damaged)}
+
+
+def test_a_ledger_whose_tree_is_lost_is_not_taken_for_an_empty_one(ledger: Ledger, repo: Path) -> None:
+    ledger.record(make_draft(ledger))
+    loose(repo, git(repo, "rev-parse", "checkpoints^{tree}")).unlink()
+    with pytest.raises(LedgerError, match="ls-tree"):
+        ledger.survey()
+
+
 @pytest.mark.parametrize(("member", "value"), [
     ("facts", None), ("facts", 5), ("source", []), ("source", {"commit": 5}), ("author", None), ("number", "1"), ("number", float("nan")), ("files", {"x": 3}),
     ("kernel", "\ud800"), ("recorded_at", "0001-01-01T00:00:00"), ("recorded_at", 5), ("previous", 5), ("facts", {"driver": [float("inf")]}),
