@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
     from phases.rollout.by_hand import Ended
     from phases.rollout.hot import HotSwitch
+    from phases.rollout.rollback import Rollback
 
 
 @click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
@@ -51,15 +52,17 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
         return
     done = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
-        _show(done, option_for(playbook), as_json)
+        _show(done, option_for(playbook), as_json, to)
     sys.exit(int(done.code))
 
 
-def _show(done: Ended, option: str, as_json: bool) -> None:
+def _show(done: Ended, option: str, as_json: bool, to: str) -> None:
     if as_json:
         print_json({"rollback": done.rollback.to_json(), "checkpoint": done.checkpoint.to_json(), "exit": int(done.code)})
     else:
         _print(done, option)
+        if not to:
+            _print_left_alone(done.rollback, option)
 
 
 def _print(done: Ended, option: str) -> None:
@@ -80,6 +83,14 @@ def _print(done: Ended, option: str) -> None:
     else:
         say(f"Production is INCOMPLETE: a person is needed; recorded as {recorded}.")
         say(f"`phase rollback{option}` makes the rest safe, and restores, by restarts.")
+
+
+def _print_left_alone(back: Rollback, option: str) -> None:
+    """With a host that cannot be asked, the others may be all that the latest rollout has reached: nobody may take them for safe then."""
+    if back.hot and back.hot.left_alone:
+        hot = "" if back.restores else " --hot"
+        say(f"{', '.join(back.hot.left_alone)}: on what a rollback goes back to, and left on it. If that is what is sick, name the full rollout before it: "
+            f"`phase rollback{hot} --to CHECKPOINT{option}`.")
 
 
 def _print_undone(switched: HotSwitch, checkpoint: Checkpoint, as_json: bool) -> None:

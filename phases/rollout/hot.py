@@ -85,6 +85,7 @@ class Answer:
     missing: str = ""
     seconds: float = 0.0
     on_host: float = 0.0
+    asked: bool = True  # false: the host could not be
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,12 @@ class HotSwitch:
     @property
     def missing(self) -> dict[str, str]:
         return {answer.host: answer.missing for answer in self.affected if answer.missing}
+
+    @property
+    def left_alone(self) -> tuple[str, ...]:
+        """Hosts that run what the order goes back to, where it is not known whether any has strayed: all that may have could not be asked."""
+        unknown = self.affected and not any(answer.asked for answer in self.affected)
+        return tuple(answer.host for answer in self.answers if not answer.affected) if unknown else ()
 
     @property
     def safe(self) -> bool:
@@ -186,6 +193,6 @@ def _switch(production: Reached, to: str, hosts: Sequence[Host] | None, argument
 
 def _answer(host: Host, result: Any) -> Answer:
     if not result.ok:  # not asked, so nothing is known: what follows must take it for affected
-        return Answer(host.name, True, missing=result.told)
+        return Answer(host.name, True, missing=result.told, asked=False)
     found, seconds = result.value
     return Answer(host.name, found["affected"], tuple(found["ranks"]), found["missing"], seconds, found["seconds"])

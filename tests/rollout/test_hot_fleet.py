@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from phases.analysis.decision import Outcome
-from phases.cli.rollback import _print
+from phases.cli.rollback import _print, _print_left_alone
 from phases.engine.clock import SystemClock
 from phases.engine.steps import StepContext
 from phases.errors import Exit
@@ -246,12 +246,23 @@ def test_a_hot_fallback_that_some_servers_did_not_follow_names_those_alone(capsy
     ]  # fmt: skip
 
 
+def test_workers_that_a_fallback_left_alone_for_one_that_cannot_be_asked_are_not_taken_for_safe(capsys):
+    gone, good, stray = Answer("w1", True, missing="refused", asked=False), Answer("w2", False), Answer("w3", True, ({"rank": 0},))
+    back = Rollback("p99", False, (), {"w1": "refused"}, ("w1",), HotSwitch(hot.INCUMBENT, (gone, good)), restores=False)
+    _print_left_alone(back, " -p p.yaml")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("w2: on what a rollback goes back to") and "`phase rollback --hot --to CHECKPOINT -p p.yaml`" in line
+    for answers in ((gone, good, stray), (good,), (gone,), (stray, good)):  # one that answered has strayed: what was asked for is known
+        assert HotSwitch(hot.INCUMBENT, answers).left_alone == ()
+
+
 def test_a_host_that_cannot_be_asked_counts_as_not_safe(small):
     with small.production(wait=10) as production:
         broken = production.fleet.session(production.fleet["w2"])
         broken.do = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("gone"))
         done = hot.fall_back(production)
     assert not done.safe and "gone" in done.missing["w2"] and small.byte("w1") == b"i"
+    assert [answer.host for answer in done.answers if not answer.asked] == ["w2"]
 
 
 def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
