@@ -44,6 +44,14 @@ def test_the_cpu_kernel_refuses_them_and_does_not_run() -> None:
         assert refusal in REASONS and (status, error) == ("1", refusal), field
 
 
+def test_the_cpu_kernel_refuses_masks_that_it_would_read_past() -> None:
+    for numbers in ({"mask_kind": 9}, {"mask_kind": -1}):
+        [(_, refusal, status, error)] = ask(cpu.built().path, "cpu", numbers)
+        assert (refusal, status, error) == ("mask_kind is none of the four", "1", refusal)
+    [(_, refusal, status, error)] = ask(cpu.built().path, "cpu", {"mask_words": 0})
+    assert (refusal, status, error) == ("a bit mask row is shorter than max_q", "1", refusal)
+
+
 def test_the_cpu_kernel_does_not_run_past_the_masks_it_made_room_for() -> None:
     [(_, refusal, status, error)] = ask(cpu.built().path, "cpu", {"max_q": 0})
     assert (refusal, status, error) == ("", "1", "stream 0 has more than max_q = 0 queries")

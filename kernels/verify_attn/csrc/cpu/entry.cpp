@@ -307,6 +307,8 @@ VA_EXPORT const char* verify_attn_cpu_refuse(const verify_attn_params* p) {
   if (p->latent_dim < 1 || p->rope_dim < 0 || p->heads < 1 || p->page_size < 1) return "a dimension is not positive";
   if (p->streams < 0 || p->tokens < 0 || p->max_q < 0 || p->max_prefix < 0) return "streams, tokens, max_q or max_prefix is negative";
   if (p->num_splits < 0 || p->chunk < 0) return "num_splits or chunk is negative";
+  if (p->mask_kind < VA_MASK_CAUSAL || p->mask_kind > VA_MASK_FULL) return "mask_kind is none of the four";
+  if (p->mask_kind == VA_MASK_BITS && (p->mask_words < 0 || p->max_q > 32LL * p->mask_words)) return "a bit mask row is shorter than max_q";
   return nullptr;
 }
 
