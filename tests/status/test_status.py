@@ -195,3 +195,12 @@ def test_checkpoints_of_two_phases_are_not_compared(repository, phase):
     said = phase("checkpoint", "diff", "1", "2", code=2).stderr
     assert "0001-build-parity-PASS and 0002-tp8-canary-PASS are of two phases" in said.replace("\n  ", " ") and "phase checkpoint list" in said
     assert "no benchmark on either side" in phase("checkpoint", "diff", "2", "2").stdout
+
+
+@pytest.mark.parametrize("facts", [{"rollback": 5}, {"rollback": {"left": ["w1"], "restores": True}}, {"end": [8]}, {"end": {"exit_code": 8, "rollback": "x"}}])
+def test_a_rollback_whose_record_is_no_such_thing_does_not_stop_a_status(repository, facts):
+    for phase in ("rollback", "tp8-canary"):
+        _record(repository, phase, Verdict.FAIL, facts)
+    _record(repository, "full-rollout", Verdict.PASS, facts)
+    seen = gather(repository.playbook, ledger_of(repository.playbook), SystemClock())
+    assert seen.rolled_back and not seen.rolled_back.verified and seen.unrestored is None
