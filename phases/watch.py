@@ -15,7 +15,7 @@ from phases.embedded.taken_down import require_up
 from phases.engine.phase_run import PhaseRun
 from phases.engine.session import adhoc_run
 from phases.engine.steps import StepContext
-from phases.errors import Exit
+from phases.errors import Exit, LedgerError
 from phases.fleet.errors import RouterError
 from phases.playbook.schema import Playbook
 from phases.rollout.bake import Fault, Verdict
@@ -71,7 +71,12 @@ def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock:
     if fault:
         return Verdict(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, (), {}, 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
-    return Soak(production, settings.judge, recorded_reference(run), "", context).run(settings.interval)
+    try:
+        reference = recorded_reference(run)
+    except LedgerError as damaged:  # a ledger in disorder leaves nobody unwatched
+        progress(f"watching without the latencies of Phase 3: {damaged.told}")
+        reference = ()
+    return Soak(production, settings.judge, reference, "", context).run(settings.interval)
 
 
 def _standing(production: Production) -> Fault | None:

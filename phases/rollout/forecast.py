@@ -17,6 +17,7 @@ from phases.analysis.records import Records
 from phases.engine import journal, run_directory
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun
+from phases.engine.progress import of_playbook
 from phases.errors import AnalysisError, JournalError
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS, Checkpoint
@@ -176,7 +177,7 @@ def _sight(gate: str, metric: MetricSettings, judge: JudgeSettings, playbook: Pl
     name = f"{metric.metric} p{metric.quantile * 100:g}"
     if recording is not None:
         return Sight(gate, name, *_by_recording(metric, judge, recording, rate))
-    passed = [c for c in ledger_of(playbook).checkpoints() if c.phase == "tp8-canary" and c.verdict.advances]
+    passed = [c for c in ledger_of(playbook).survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, playbook)]
     if not passed:
         return Sight(gate, name, None, "nothing is recorded yet: no canary has passed, and no A/A recording was given (--a-a FILE)")
     return Sight(gate, name, *_by_canary(name, metric, judge, playbook, passed[-1]))

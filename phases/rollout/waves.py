@@ -13,8 +13,9 @@ from typing import Any
 from phases.analysis.decision import Outcome
 from phases.engine.closing import ledger_of
 from phases.engine.phase_run import PhaseRun, load_results
+from phases.engine.progress import of_playbook
 from phases.engine.steps import Facts, Step, StepContext
-from phases.errors import Exit, FleetError, joined
+from phases.errors import Exit, FleetError, LedgerError, joined
 from phases.fleet.host import Host
 from phases.ledger.checkpoint import RESULTS
 from phases.results import Measurement, Results
@@ -172,13 +173,20 @@ def stopped(run: PhaseRun, context: StepContext) -> bool:
 
 
 def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
-    """Latencies of the control in this playbook's latest passed Phase 3; empty when there is none."""
+    """Latencies of the control in this playbook's latest passed Phase 3; empty when there is none.
+
+    Raises:
+        LedgerError: they cannot be read.
+    """
     ledger = ledger_of(run.playbook)
-    passed = [c for c in ledger.checkpoints() if c.phase == "tp8-canary" and c.verdict.advances]
+    passed = [c for c in ledger.survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, run.playbook)]
     if not passed:
         return ()
-    results = Results.from_json(json.loads(ledger.files(passed[-1])[RESULTS]))
-    return tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+    try:
+        results = Results.from_json(json.loads(ledger.files(passed[-1])[RESULTS]))
+        return tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise LedgerError(f"{passed[-1].name} holds no readable results.", hint=f"See `phase checkpoint verify {passed[-1].number}`.") from fault
 
 
 def _all_looks(results: Results) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from phases import watch
 from phases.errors import Exit, LedgerError
 from phases.fleet.host import Host
 from phases.fleet.lease import LeaseState
@@ -15,9 +17,10 @@ from phases.ledger.checkpoint import RESULTS, Draft, canonical_json
 from phases.ledger.ledger import Ledger
 from phases.ledger.objects import write_tree
 from phases.results import Results
-from phases.rollout import by_hand
+from phases.rollout import by_hand, waves
 from phases.rollout.by_hand import _recorded, _replaced
 from phases.rollout.production import WorkerState
+from phases.rollout.reference import Level
 from phases.rollout.rollback import Rollback
 from phases.verdict import Verdict
 
@@ -85,3 +88,26 @@ def test_a_damaged_checkpoint_keeps_no_rollback_from_going_back(rollouts: Ledger
 def test_an_older_rollout_does_not_speak_for_a_newer_one_that_is_damaged(rollouts: Ledger, path: str, content: bytes) -> None:
     damage(rollouts, f"checkpoints/0002-full-rollout-PASS/{path}", content)
     assert _recorded(rollouts, "b") == ""
+
+
+def test_the_reference_is_of_this_playbooks_own_phase_3_and_a_ledger_in_disorder_leaves_nobody_unwatched(rollouts: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def passed(playbook: str, low: float) -> str:
+        results = Results("tp8-canary", "k", facts={"reference": [Level("e2e", 0.5, low, 2.0, 100).to_json()]}).to_json()
+        draft = Draft("tp8-canary", Verdict.PASS, "k", playbook, {RESULTS: canonical_json(results)}, {"commit": None}, 1_700_000_000.0, playbook=f"{playbook} sha256:0")
+        return rollouts.record(draft).directory
+
+    monkeypatch.setattr(waves, "ledger_of", lambda playbook: rollouts)
+    run = SimpleNamespace(playbook=SimpleNamespace(name="mine"))
+    assert waves.recorded_reference(run) == ()  # type: ignore[arg-type]
+    mine, _ = passed("mine", 1.0), passed("another", 0.001)  # of another model, say: production would seem to have got slower
+    damage(rollouts, "checkpoints/0001-full-rollout-PASS/manifest.json", b"{")
+    assert [level.low for level in waves.recorded_reference(run)] == [1.0]  # type: ignore[arg-type]
+
+    damage(rollouts, f"{mine}/{RESULTS}", b"null")
+    soaked: list[object] = []
+    monkeypatch.setattr(watch, "_standing", lambda production: None)
+    monkeypatch.setattr(watch, "Soak", lambda production, judge, reference, *more: soaked.append(reference) or SimpleNamespace(run=lambda seconds: "looked"))
+    said: list[str] = []
+    settings = SimpleNamespace(judge=None, interval=1.0)
+    assert watch._look(run, None, settings, None, said.append) == "looked"  # type: ignore[arg-type]
+    assert soaked == [()] and said == ["watching without the latencies of Phase 3: 0003-tp8-canary-PASS holds no readable results. See `phase checkpoint verify 3`."]
