@@ -54,7 +54,7 @@ def test_the_whole_road(phase):
 
     code, stderr = _stop_at(phase, "right", signal.SIGINT)  # parity is proved, the ceilings are being measured, or nearly
     assert code == 1 and "--resume" in stderr and "Traceback" not in stderr
-    assert phase.json("checkpoint", "list") == {"checkpoints": []}
+    assert phase.json("checkpoint", "list") == {"checkpoints": [], "damaged": []}
     status = phase.json("status")
     assert status["unfinished"] == ["fast_norm-build-parity-0001"] and status["running"] is None  # the lock is given back
 
