@@ -14,7 +14,7 @@ inline int blocks_of_device() {
 /* At least one: a batch without rows is planned (and refused or given a workspace) as any other, and never launched. */
 inline int64_t most_rows(const Params *p) {
   int64_t rows = int64_t(p->heads) * p->max_q;
-  return rows ? rows : 1;
+  return rows > 0 ? rows : 1;
 }
 
 inline Plan plan_of(const Params *p, int rows_a_tile) {
@@ -26,8 +26,8 @@ inline Plan plan_of(const Params *p, int rows_a_tile) {
   plan.unit = p->chunk ? p->chunk : kTile;
   plan.chunks = p->chunk ? static_cast<int>(ceil_div(int64_t(p->max_prefix) + p->max_q, p->chunk)) : 0;
   plan.key_parts = p->num_splits;
-  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / (p->heads ? p->heads : 1) + 1);
-  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / p->page_size + 1);
+  plan.heads_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / (p->heads > 0 ? p->heads : 1) + 1);
+  plan.page_reciprocal = static_cast<uint32_t>((uint64_t(1) << 32) / (p->page_size > 0 ? p->page_size : 1) + 1);
   return plan;
 }
 

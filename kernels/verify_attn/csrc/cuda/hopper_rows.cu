@@ -114,6 +114,7 @@ extern "C" const char *verify_attn_hopper_rows_refuse(const verify_attn_params *
 }
 
 extern "C" int verify_attn_hopper_rows_run(const verify_attn_params *p) {
+  if (const char *bad = va::bad_numbers(p)) return va::fail("hopper_rows: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
   if (p->dtype == VA_FLOAT16) return va::rows::launch<__half>(p);
   return va::rows::launch<__nv_bfloat16>(p);
