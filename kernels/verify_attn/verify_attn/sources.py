@@ -47,7 +47,8 @@ LIBRARIES = (
              "cuda/hopper_store.cuh", "cuda/hopper_tile.cuh", "cuda/hopper_work.cuh"),
             ("hopper",), ("sm_90a",)),
     Library("hopper_rows", "nvcc", ("cuda/hopper_rows.cu",), (*_CUDA, "cuda/hopper_host.cuh", "cuda/hopper_ptx.cuh", "cuda/hopper_rows_load.cuh",
-             "cuda/hopper_rows_merge.cuh", "cuda/hopper_rows_ptx.cuh", "cuda/hopper_rows_tile.cuh", "cuda/hopper_work.cuh"),
+             "cuda/hopper_rows_merge.cuh", "cuda/hopper_rows_ptx.cuh", "cuda/hopper_rows_tile.cuh", "cuda/hopper_rows_work.cuh",
+             "cuda/hopper_work.cuh"),
             ("hopper_rows",), ("sm_90a",)),
 )
 

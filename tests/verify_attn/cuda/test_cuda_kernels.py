@@ -40,6 +40,7 @@ def shapes() -> dict[str, object]:
         "uneven_twenty": Shape(8, (9, 3, 9, 1, 5) * 4, tuple(977 * i % 6000 for i in range(20))),
         "one_long_of_32": Shape(8, (9,) * 32, (30000,) + (40,) * 31),
         "three_of_thirty": Shape(8, ((9,) + (0,) * 9) * 3, ((5000,) + (0,) * 9) * 3),
+        "left_over_blocks_help": Shape(64, (9,) * 15 + (5,), (4500,) * 15 + (6000,)),
         "forty_rows": even(8, 5, 2, 3000),
         "long": even(8, 9, 1, 40000),
     }
@@ -47,7 +48,8 @@ def shapes() -> dict[str, object]:
 
 SHAPE_NAMES = ["headline", "sixteen_streams", "full_mask", "empty_prefix", "short_prefix_one_node", "mixed_padded_page16",
                "page64_beside_chain", "page128_star", "page256_q257", "many_heads", "odd_heads_deep", "equal_scores",
-               "large_logits", "ragged_forty", "uneven_twenty", "one_long_of_32", "three_of_thirty", "forty_rows", "long"]
+               "large_logits", "ragged_forty", "uneven_twenty", "one_long_of_32", "three_of_thirty", "left_over_blocks_help",
+               "forty_rows", "long"]
 
 
 def skip_refused(variant: str, problem) -> None:

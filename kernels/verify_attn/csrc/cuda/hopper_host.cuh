@@ -60,12 +60,12 @@ inline const char *refuse_chunks(const Params *p, const Plan &plan, int most_chu
 /* Launch with every block resident, since blocks wait for each other; 0 or an error code. */
 template <typename Layout>
 inline int launch_resident(void (*kernel)(const Params, const Plan, Layout), const char *name, const Params *p, const Plan &plan, Layout layout,
-                           int threads, int shared_bytes) {
+                           int threads, int shared_bytes, int more_blocks = 0) {
   if (!p->workspace || p->workspace_bytes < layout.bytes())
     return fail("%s: workspace of %lld bytes, needs %lld", name, (long long)p->workspace_bytes, (long long)layout.bytes());
   if (int failed = allow_shared(kernel, shared_bytes, name)) return failed;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(plan.groups * plan.lanes), config.blockDim = dim3(threads);
+  config.gridDim = dim3(plan.groups * plan.lanes + more_blocks), config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes, config.stream = static_cast<cudaStream_t>(p->stream);
   cudaLaunchAttribute cooperative = {};
   cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;

@@ -1,17 +1,18 @@
 // hopper_rows: bf16/fp16 tree-verify MLA attention for sm_90a (wgmma), latent 512 + rope 64, for many query rows a stream.
 //
 // Many rows fill 64-row matrix tiles, and rows on wgmma's M cost less shared-memory traffic and a cheaper softmax than keys on M (variant
-// hopper). Of use from several hundred rows (heads * q) a stream on: on an H200 as fast as hopper at 264, 1.15 times at 520, 1.45 times at 2112.
+// hopper). Of use for very many rows (heads * q): on an H200 the faster one at 16 streams of 2112 rows and at one stream of 576; in between
+// hopper is.
 //   S[64 rows x 64 keys]   = Q[64 x 576] * K^T         A = Q, B = key tile, both K-major in 128-byte swizzle
 //   O[64 rows x 256] each += P[64 x 64] * V            A = P in registers, B = half of the columns of the same key tile read N-major
 // One block per multiprocessor: two consumer warpgroups, a producer warpgroup that gathers key rows with cp.async (any page size), Q and two
 // 64-key buffers in shared memory. Consumer g owns the tiles of buffer g: S and softmax; P stays in its registers and goes through shared
-// memory to the same threads of the other consumer, and each accumulates its half of O. Pairs of tiles go through both in one fixed order.
+// memory to the same threads of the other consumer, and each accumulates its half of O.
 // Softmax is online in base 2 with a lazy reference, as in variant hopper: it moves only when a score exceeds it by more than 2^8.
 //
-// hopper_work.cuh has the work list and hopper_host.cuh the host side (both shared with variant hopper), hopper_rows_load.cuh the layout
-// of shared memory and the producer, hopper_rows_tile.cuh the tiles in the consumers, hopper_rows_merge.cuh what becomes of an item and the
-// merge of KV splits.
+// hopper_work.cuh has the work list and hopper_host.cuh the host side (both shared with variant hopper), hopper_rows_work.cuh what blocks do that
+// the groups leave over, hopper_rows_load.cuh the layout of shared memory and the producer, hopper_rows_tile.cuh the tiles in the consumers,
+// hopper_rows_merge.cuh what becomes of an item and the merge of KV splits.
 #include "hopper_host.cuh"
 #include "hopper_rows_merge.cuh"
 
@@ -24,11 +25,11 @@ constexpr int kThreads = kConsumers + 128;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "setmaxnreg would wait for ever");
 
-template <typename T, int kGroup>
+template <typename T>
 __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char *shared, const Workspace &ws) {
   Item *items = reinterpret_cast<Item *>(shared + Shared::kItems);
-  bool deals = kGroup == 1 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
-  Dealer<kRows> dealer;
+  bool deals = threadIdx.x >= 128 && threadIdx.x < 160, speaks = (threadIdx.x & 31) == 0;
+  RowsDealer dealer;
   Turns turns;
   auto deal = [&](int at) {
     dealer.deal(p, plan, &items[at]);
@@ -49,7 +50,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     }
     float o[4][32] = {};
     Rows state{{-INFINITY, -INFINITY}, {0.f, 0.f}};
-    Run<T, kGroup>{p, plan, item, shared, q_parity, p.scale * kLog2e}.attend(turns, state, o);
+    Run<T>{p, plan, item, shared, q_parity, uniform(threadIdx.x >> 7), p.scale * kLog2e}.attend(turns, state, o);
     bool whole = item.parts == 1;
     if (whole) store_whole<T>(p, item, shared, state, o);
     if (speaks) barrier_arrive(kBase + Shared::kDrained);
@@ -79,23 +80,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     produce<T>(p, plan, reinterpret_cast<const Item *>(shared + Shared::kItems));
   } else {
     take_registers<kConsumerRegisters>();
-    if (threadIdx.x < 128) consume<T, 0>(p, plan, shared, ws);
-    else consume<T, 1>(p, plan, shared, ws);
+    consume<T>(p, plan, shared, ws);
   }
 }
 
 // ---- host ---------------------------------------------------------------------------------------------------------
 
-/* With one group nothing is split, and there are no partial results. */
+/* Blocks that the groups leave over and that can help them (RowsDealer). */
+int helpers_of(const Plan &plan) {
+  bool can = plan.groups > 1 && plan.row_tiles == plan.lanes && !plan.chunks && !plan.key_parts;
+  return can ? hopper::blocks_of_device() - plan.groups * plan.lanes : 0;
+}
+
+/* With one group nothing is split, and there are no partial results. A row tile of the last stream may have two helpers' parts more. */
 int64_t slots_of(const Params *p, const Plan &plan) {
   if (plan.chunks) return int64_t(p->streams) * plan.row_tiles * plan.chunks;
-  return plan.groups > 1 ? int64_t(plan.groups) * plan.row_tiles * 2 : 0;
+  return plan.groups > 1 ? int64_t(plan.groups + 2) * plan.row_tiles * 2 : 0;
 }
 
 template <typename T> int launch(const Params *p) {
   Plan plan = hopper::plan_of(p, kRows);
   Layout layout{slots_of(p, plan)};
-  return hopper::launch_resident(hopper_rows_kernel<T>, "hopper_rows", p, plan, layout, kThreads, Shared::kBytes);
+  return hopper::launch_resident(hopper_rows_kernel<T>, "hopper_rows", p, plan, layout, kThreads, Shared::kBytes, helpers_of(plan));
 }
 
 }  // namespace

@@ -1,16 +1,15 @@
 // The producer side of the `hopper_rows` variant: where operands live in shared memory, and the warpgroup that gathers them there.
 //
 // Tiles go by pairs, the first to consumer 0, the second to consumer 1. A tile (64 keys x 576 columns) is loaded, awaited and freed in four
-// parts: two pairs of chunks whose O is consumer 0's, then two whose O is consumer 1's, the last with the rope columns. A part is freed by
-// that consumer alone.
+// parts: two pairs of chunks whose O is consumer 0's, two whose O is consumer 1's. A part is freed by that consumer alone. First come those that
+// the owner of the tile does not free itself, last the one with the rope columns.
 #pragma once
-#include "hopper_rows_ptx.cuh"
-#include "hopper_work.cuh"
+#include "hopper_rows_work.cuh"
 
 namespace va {
 namespace rows {
 
-constexpr int kRows = 64, kLatent = 512, kRow = 576, kParts = 4;
+constexpr int kLatent = 512, kRow = 576, kParts = 4;
 constexpr int kConsumers = 256;         // threads of both consumer warpgroups
 enum Barrier { kAll = 1, kProbs = 2 };  // named: of all consumers; and kProbs + g: P of consumer g's tile is in shared memory
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time).
@@ -89,64 +88,115 @@ template <typename T> __device__ __forceinline__ void copy_q(const Params &p, co
 /* Where the thread's 16-byte pieces of a tile come from: rows 4 * i + lane / 8 of the warp's 16. */
 struct Sources {
   const char *from[4];
-  unsigned none;  // bit i: row i is past the end, zeros
+  unsigned none;  // bit 4 * i: row i is past the end, zeros
 };
 
-/* Lane `first` + r knows where the warp's row r is. */
-template <typename T> __device__ __forceinline__ Sources locate(const Params &p, int place, int first) {
+/* Sources of tile kBuffer of the pair. Lane 16 * kBuffer + r has the address of the warp's row r; bit 16 * kBuffer + r of `none`: it is past the
+ * end. */
+template <int kBuffer> __device__ __forceinline__ Sources locate(const char *address, unsigned none) {
   Sources s;
-  s.none = 0;
   int row = (threadIdx.x & 31) >> 3, piece = threadIdx.x & 7;
+  uint64_t own = reinterpret_cast<uint64_t>(address);
+  s.none = none >> (16 * kBuffer + row);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    int at = __shfl_sync(~0u, place, first + i * 4 + row);
-    if (at == kNoKey) s.none |= 1u << i;
-    s.from[i] = row_at<T>(p, at) + piece * 16;
+    uint32_t low = __shfl_sync(~0u, uint32_t(own), 16 * kBuffer + i * 4 + row);
+    uint32_t high = __shfl_sync(~0u, uint32_t(own >> 32), 16 * kBuffer + i * 4 + row);
+    s.from[i] = reinterpret_cast<const char *>(uint64_t(high) << 32 | low) + piece * 16;
   }
   return s;
 }
 
 /* Part k of a tile: chunks 2 * k and 2 * k + 1, and behind the last the rope columns. */
 template <int kBuffer, int kPart> __device__ __forceinline__ void copy_part(const Sources &s, const Turns &turns) {
+  constexpr bool kRope = kPart == (kBuffer ? 3 : 1);
   int lane = threadIdx.x & 31, row = lane >> 3, piece = lane & 7;
   uint32_t to = kBase + Shared::tile(kBuffer) + (((threadIdx.x & 127) >> 5) * 16 + row) * 128 + ((piece ^ row) << 4);
   barrier_wait(kBase + Shared::kEmpty + kBuffer * 32 + kPart * 8, turns.parity(kBuffer) ^ 1);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int c = 2 * kPart; c < 2 * kPart + 2 + (kPart == 3); ++c)
-      copy16((i & 1 ? to ^ 64 : to) + i * 512 + c * 8192, s.from[i] + c * 128, s.none >> i & 1 ? 0 : 16);
+    for (int j = 0; j < 2 + kRope; ++j) {
+      const int c = j < 2 ? 2 * kPart + j : 8;
+      copy16((i & 1 ? to ^ 64 : to) + i * 512 + c * 8192, s.from[i] + c * 128, s.none >> (4 * i) & 1 ? 0 : 16);
+    }
   }
   barrier_arrive_after_copies(kBase + Shared::kFull + kBuffer * 32 + kPart * 8);
 }
 
-/* Half of tile kBuffer of the pair; `place`: lane 16 * kBuffer + r knows where the warp's row r is. */
-template <typename T, int kBuffer, int kHalf> __device__ __forceinline__ void copy_half(const Params &p, int place, const Turns &turns) {
-  const Sources s = locate<T>(p, place, 16 * kBuffer);
-  copy_part<kBuffer, 2 * kHalf>(s, turns);
-  copy_part<kBuffer, 2 * kHalf + 1>(s, turns);
+/* Tile kBuffer of the pair. */
+template <int kBuffer> __device__ __forceinline__ void copy_tile(const char *address, unsigned none, const Turns &turns) {
+  const Sources s = locate<kBuffer>(address, none);
+  constexpr int kFirst = kBuffer ? 0 : 2;  // what the other consumer has freed
+  copy_part<kBuffer, kFirst>(s, turns);
+  copy_part<kBuffer, kFirst + 1>(s, turns);
+  copy_part<kBuffer, 2 - kFirst>(s, turns);
+  copy_part<kBuffer, 3 - kFirst>(s, turns);
 }
+
+/* Rows of a pair of tiles that are fetched into L2 before the pair's turn: the blocks that work on the same keys (one a row tile) divide
+ * them, so that each asks for a few lines only. */
+struct Ahead {
+  static constexpr int kPairs = 1, kMost = 2;  // pairs between a fetch and its copies; rows a thread
+  int first, step;                             // its rows of the pair
+  int found[kMost];
+
+  __device__ __forceinline__ void start(const Plan &plan) {
+    first = blockIdx.x % plan.lanes + plan.lanes * ((threadIdx.x & 127) >> 3), step = plan.lanes * 16;
+  }
+
+  /* Ask where its rows of the pair at `key` are. */
+  __device__ __forceinline__ void ask(const Params &p, const Plan &plan, const Item &item, int key) {
+    int end = min(item.prefix, item.key_end);
+#pragma unroll
+    for (int j = 0; j < kMost; ++j) {
+      int row = first + j * step, k = key + row;
+      found[j] = kNoKey;
+      if (row < 2 * kTile && k < end)
+        found[j] = load_entry_now(p.kv_indices, item.page_begin + (p.page_size == 1 ? k : __umulhi(k, plan.page_reciprocal)), p.index64);
+    }
+  }
+
+  template <typename T> __device__ __forceinline__ void fetch(const Params &p, const Plan &plan, int key) const {
+#pragma unroll
+    for (int j = 0; j < kMost; ++j) {
+      if (found[j] == kNoKey) continue;
+      int k = key + first + j * step, slot = found[j];
+      if (p.page_size != 1) slot = (slot - int(__umulhi(k, plan.page_reciprocal))) * p.page_size + k;
+      const T *from = static_cast<const T *>(p.kv_pool) + slot * p.kv_row_stride + (threadIdx.x & 7) * 64;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+      if ((threadIdx.x & 7) == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + 512));
+    }
+  }
+};
 
 /* The producer warpgroup: Q, then the tiles, two by two, of one item after the other. A lane knows where one of the warp's rows of the two tiles
  * is; the next two tiles' are asked for before the copies that they would otherwise wait behind. */
 template <typename T> __device__ __forceinline__ void produce(const Params &p, const Plan &plan, const Item *items) {
   int lane = threadIdx.x & 31, row = ((threadIdx.x & 127) >> 5) * 16 + (lane & 15) + (lane & 16) * 4;
   Turns turns;
+  Ahead ahead;
+  ahead.start(plan);
 #pragma unroll 1
   for (int k = 0, at = 0;; ++k, at = at == 2 ? 0 : at + 1) {
     const Item &item = items[at];
     barrier_wait(kBase + Shared::kDealt + at * 8, (k / 3) & 1);
     if (item.kind != kCompute) break;
     int key = item.key_begin, end = item.key_end, found = ask_for(p, plan, item, key + row);
+    ahead.ask(p, plan, item, key + Ahead::kPairs * 2 * kTile);
     if (k) barrier_wait(kBase + Shared::kDrained, (k - 1) & 1);  // the item before has used the buffers to pass on its results
     copy_q<T>(p, item);
 #pragma unroll 1
     for (; key < end; key += 2 * kTile) {
       int place = settle(p, plan, item, key + row, found);
+      const char *address = row_at<T>(p, place);
+      unsigned none = __ballot_sync(~0u, place == kNoKey);
+      ahead.fetch<T>(p, plan, key + Ahead::kPairs * 2 * kTile);
       found = ask_for(p, plan, item, key + 2 * kTile + row);
+      ahead.ask(p, plan, item, key + (Ahead::kPairs + 1) * 2 * kTile);
       bool second = key + kTile < end;
-      copy_half<T, 0, 0>(p, place, turns), copy_half<T, 0, 1>(p, place, turns);
-      if (second) copy_half<T, 1, 0>(p, place, turns), copy_half<T, 1, 1>(p, place, turns), ++turns.count[1];
+      copy_tile<0>(address, none, turns);
+      if (second) copy_tile<1>(address, none, turns), ++turns.count[1];
       ++turns.count[0];
     }
   }

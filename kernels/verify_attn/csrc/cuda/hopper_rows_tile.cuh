@@ -1,8 +1,9 @@
 // Tiles in the consumers of the `hopper_rows` variant: scores, tree mask, online softmax, values.
 //
-// Tiles go by pairs, and the order of everything is fixed. Consumer 0: S, softmax and O of the first tile, then O of the second. Consumer 1: S of
-// the second tile (under the softmax of the first), O of the first, which runs on under its softmax of the second, then O of the second. So
-// while one is in its softmax, the matrix unit has work of both; wgmmas are a warpgroup's, hence no warp decides on its own what comes next.
+// Consumer g owns every other tile. Both run the same loop over their own tiles, half a pair apart and in a fixed order: O of the own tile
+// before; the first half of S; O of the other's tile before, once its P is there; behind it without a wait the second half of S; softmax; P to
+// the other. While one is in its softmax, the matrix unit has work of the other; wgmmas are a warpgroup's, hence no warp decides on its own what
+// comes next. One copy of code serves both: the group is in uniform registers.
 #pragma once
 #include "hopper_rows_load.cuh"
 
@@ -16,17 +17,18 @@ struct Rows {
   float reference[2], sum[2];  // sum: of this thread's columns of this warpgroup's own tiles
 };
 
-/* One item in consumer kGroup. o[i]: 64-column chunk 4 * kGroup + i of O. */
-template <typename T, int kGroup> struct Run {
+/* Tells the compiler that x is the same in the whole warp. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+/* One item in consumer `group`. o[i]: 64-column chunk 4 * group + i of O. */
+template <typename T> struct Run {
   const Params &p;
   const Plan &plan;
   const Item &item;
   char *shared;
   uint32_t q_parity;
+  int group;    // the consumer, uniform
   float scale;  // of scores, base 2
-
-  static constexpr int kOther = kGroup ^ 1;
-  static constexpr uint32_t kLanded = kBase + Shared::kFull + kGroup * 32;
 
   __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
   __device__ __forceinline__ static int warp() { return (threadIdx.x & 127) >> 5; }
@@ -37,25 +39,34 @@ template <typename T, int kGroup> struct Run {
   __device__ __forceinline__ bool masked(int key) const { return key + kTile > min(item.key_end, item.prefix); }
 
   /* Start a part of S of the own tile once it has landed: s[4 * j + i] is key 8 * j + 2 * (lane % 4) + i % 2 of row r0 (i < 2) or r1. */
-  template <int kPart, bool kFirst> __device__ __forceinline__ void start_part(uint32_t parity, float (&s)[32]) const {
-    uint64_t keys = operand(kBase + Shared::tile(kGroup)), q = operand(kBase + Shared::kQ);
-    barrier_wait(kLanded + kPart * 8, parity);
+  template <bool kFirst, bool kRope> __device__ __forceinline__ void start_part(int part, uint32_t parity, float (&s)[32]) const {
+    uint64_t keys = operand(kBase + Shared::tile(group) + part * 16384), q = operand(kBase + Shared::kQ + part * 16384);
+    barrier_wait(kBase + Shared::kFull + (group * kParts + part) * 8, parity);
     fence_async_proxy();
     pin(s);
     wgmma_begin();
 #pragma unroll
-    for (int c = 2 * kPart; c < 2 * kPart + 2 + (kPart == 3); ++c)
+    for (int c = 0; c < 2; ++c)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Scores<T>::run(s, q + c * 512 + i * 2, keys + c * 512 + i * 2, !kFirst || c > 2 * kPart || i > 0);
+      for (int i = 0; i < 4; ++i) Scores<T>::run(s, q + c * 512 + i * 2, keys + c * 512 + i * 2, !kFirst || c > 0 || i > 0);
+    if (kRope) {
+      uint64_t rope = operand(kBase + Shared::tile(group) + 8 * 8192), of_q = operand(kBase + Shared::kQ + 8 * 8192);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Scores<T>::run(s, of_q + i * 2, rope + i * 2, 1);
+    }
     wgmma_commit();
   }
 
-  /* S of the own tile. */
-  __device__ __forceinline__ void scores(uint32_t parity, float (&s)[32]) const {
-    start_part<0, true>(parity, s);
-    start_part<1, false>(parity, s);
-    start_part<2, false>(parity, s);
-    start_part<3, false>(parity, s);
+  /* First half of S of the own tile: columns that the other consumer has freed; second half: those that this one frees. */
+  __device__ __forceinline__ void start_scores(uint32_t parity, float (&s)[32]) const {
+    start_part<true, false>((group ^ 1) * 2, parity, s);
+    start_part<false, false>((group ^ 1) * 2 + 1, parity, s);
+  }
+  __device__ __forceinline__ void go_on_with_scores(uint32_t parity, float (&s)[32]) const {
+    start_part<false, false>(group * 2, parity, s);
+    start_part<false, true>(group * 2 + 1, parity, s);
+  }
+  __device__ __forceinline__ void finish_scores(float (&s)[32]) const {
     wgmma_wait<0>();
     pin(s);
   }
@@ -103,7 +114,7 @@ template <typename T, int kGroup> struct Run {
         rows.sum[r] *= alpha[r];
       }
       if ((lane() & 3) == 0) {
-        int at = kGroup * 64 + 16 * warp() + (lane() >> 2) + 8 * r;
+        int at = group * 64 + 16 * warp() + (lane() >> 2) + 8 * r;
         reinterpret_cast<float *>(shared + Shared::kAlpha)[at] = alpha[r];
         reinterpret_cast<float *>(shared + Shared::kReference)[at] = rows.reference[r];
       }
@@ -132,7 +143,7 @@ template <typename T, int kGroup> struct Run {
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] -= by[i >> 1 & 1];
     }
-    if (lane() == 0) reinterpret_cast<int *>(shared + Shared::kMoved)[kGroup * 4 + warp()] = moved;
+    if (lane() == 0) reinterpret_cast<int *>(shared + Shared::kMoved)[group * 4 + warp()] = moved;
     return moved;
   }
 
@@ -152,7 +163,7 @@ template <typename T, int kGroup> struct Run {
     for (int i = 0; i < 4; ++i)
       reinterpret_cast<uint4 *>(shared + Shared::kProbs)[i * 128 + (threadIdx.x & 127)] =
           make_uint4(probs[4 * i], probs[4 * i + 1], probs[4 * i + 2], probs[4 * i + 3]);
-    arrive_threads(kProbs + kGroup, kConsumers);
+    arrive_threads(kProbs + group, kConsumers);
   }
 
   /* The other's P, which the same thread there has left (and which this thread's next own P will overwrite). */
@@ -166,8 +177,8 @@ template <typename T, int kGroup> struct Run {
 
   /* What the other's tile did to the references; true if it moved any of the warp's. */
   __device__ __forceinline__ bool follow(Rows &rows, float (&alpha)[2]) const {
-    if (!reinterpret_cast<volatile int *>(shared + Shared::kMoved)[kOther * 4 + warp()]) return false;
-    int at = kOther * 64 + 16 * warp() + (lane() >> 2);
+    if (!reinterpret_cast<volatile int *>(shared + Shared::kMoved)[(group ^ 1) * 4 + warp()]) return false;
+    int at = (group ^ 1) * 64 + 16 * warp() + (lane() >> 2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       alpha[r] = reinterpret_cast<volatile float *>(shared + Shared::kAlpha)[at + 8 * r];
@@ -190,9 +201,9 @@ template <typename T, int kGroup> struct Run {
     for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(probs[i])::"memory");
   }
 
-  /* Start O += P V of the tile in kBuffer, chunk by chunk. */
-  template <int kBuffer> __device__ __forceinline__ void start_values(uint32_t (&probs)[16], float (&o)[4][32]) const {
-    uint64_t latents = operand(kBase + Shared::tile(kBuffer) + kGroup * 32768);
+  /* Start O += P V of the tile in buffer, chunk by chunk. */
+  __device__ __forceinline__ void start_values(int buffer, uint32_t (&probs)[16], float (&o)[4][32]) const {
+    uint64_t latents = operand(kBase + Shared::tile(buffer) + group * 32768);
 #pragma unroll
     for (int i = 0; i < 4; ++i) pin(o[i]);
     pin_probs(probs);
@@ -205,10 +216,10 @@ template <typename T, int kGroup> struct Run {
     }
   }
 
-  /* Wait for half (kSecond: all) of the O started last, of the tile in kBuffer, and free that part of it. */
-  template <int kBuffer, bool kSecond> __device__ __forceinline__ static void free_part() {
-    wgmma_wait<kSecond ? 0 : 1>();
-    arrive(kBase + Shared::kEmpty + kBuffer * 32 + (kGroup * 2 + kSecond) * 8);
+  /* Wait until all but the kPending groups of wgmmas started last are done, and free a half of the columns that this consumer reads for O. */
+  template <int kPending> __device__ __forceinline__ void free_part(int buffer, int half) const {
+    wgmma_wait<kPending>();
+    arrive(kBase + Shared::kEmpty + (buffer * kParts + group * 2 + half) * 8);
   }
 
   /* O is done: the compiler may use the registers again. */
@@ -219,68 +230,69 @@ template <typename T, int kGroup> struct Run {
   }
 
   /* O += P V of one tile, waited for. */
-  template <int kBuffer> __device__ __forceinline__ void values(uint32_t (&probs)[16], float (&o)[4][32]) const {
-    start_values<kBuffer>(probs, o);
-    free_part<kBuffer, false>();
-    free_part<kBuffer, true>();
+  __device__ __forceinline__ void values(int buffer, uint32_t (&probs)[16], float (&o)[4][32]) const {
+    start_values(buffer, probs, o);
+    free_part<1>(buffer, 0);
+    free_part<0>(buffer, 1);
     finish_values(probs, o);
   }
 
-  /* Consumer 0 in a pair of tiles. */
-  __device__ __forceinline__ void first_of_pair(int key, bool second, const Turns &turns, Rows &rows, float (&o)[4][32]) const {
-    float s[32], alpha[2];
+  /* O of the other's tile, which its P allows. */
+  __device__ __forceinline__ void others_values(Rows &rows, float (&o)[4][32]) const {
+    float alpha[2];
     uint32_t probs[16];
-    unsigned hidden = masked(key) ? find_hidden(key) : 0;
-    scores(turns.parity(0), s);
-    bool moved = refer(key, s, hidden, rows, alpha);
-    exponentials(s, rows, probs);
-    give_probs(probs);
-    if (moved) rescale(alpha, o);
-    values<0>(probs, o);
-    if (!second) return;
-    sync_threads(kProbs + kOther, kConsumers);
+    sync_threads(kProbs + (group ^ 1), kConsumers);
     if (follow(rows, alpha)) rescale(alpha, o);
     take_probs(probs);
-    values<1>(probs, o);
+    values(group ^ 1, probs, o);
   }
 
-  /* Consumer 1. O of the first tile is under way during the softmax of the second; references that this moves are followed by O after it. */
-  __device__ __forceinline__ void second_of_pair(int key, bool second, const Turns &turns, Rows &rows, float (&o)[4][32]) const {
+  /* S of an own tile, with what comes before it in the matrix unit: O of the own tile before (kOwn), whose P is in probs, under the first half
+   * of S, and O of the other's tile before (kOther) under the second half. Then its softmax; P to the other and left in probs. */
+  template <bool kOwn, bool kOther>
+  __device__ __forceinline__ void one_tile(int key, Turns &turns, Rows &rows, float (&o)[4][32], uint32_t (&probs)[16]) const {
     float s[32], alpha[2];
-    uint32_t others[16], probs[16];
-    bool moved = false;
-    unsigned hidden = second && masked(key) ? find_hidden(key) : 0;
-    if (second) scores(turns.parity(1), s);
-    sync_threads(kProbs + kOther, kConsumers);
-    if (follow(rows, alpha)) rescale(alpha, o);
-    take_probs(others);
-    start_values<0>(others, o);
-    if (second) moved = refer(key, s, hidden, rows, alpha);
-    free_part<0, false>();
-    if (second) exponentials(s, rows, probs), give_probs(probs);
-    free_part<0, true>();
-    finish_values(others, o);
-    if (!second) return;
+    unsigned hidden = masked(key) ? find_hidden(key) : 0;
+    uint32_t parity = turns.parity(0);
+    ++turns.count[0];
+    if (kOwn) start_values(group, probs, o), free_part<1>(group, 0);
+    start_scores(parity, s);
+    if (kOwn) free_part<2>(group, 1), finish_values(probs, o);
+    if (kOther) {
+      sync_threads(kProbs + (group ^ 1), kConsumers);
+      if (follow(rows, alpha)) rescale(alpha, o);
+      take_probs(probs);
+      start_values(group ^ 1, probs, o);
+      free_part<1>(group ^ 1, 0);
+    }
+    go_on_with_scores(parity, s);
+    if (kOther) free_part<2>(group ^ 1, 1);
+    finish_scores(s);
+    if (kOther) finish_values(probs, o);
+    bool moved = refer(key, s, hidden, rows, alpha);
+    exponentials(s, rows, probs), give_probs(probs);
     if (moved) rescale(alpha, o);
-    values<1>(probs, o);
   }
 
   /* All tiles of the item, then its rows' sums; o is left relative to rows.reference, rows.sum is the total of both consumers. */
   __device__ __forceinline__ void attend(Turns &turns, Rows &rows, float (&o)[4][32]) const {
     barrier_wait(kBase + Shared::kQFull, q_parity);
-    for (int key = item.key_begin; key < item.key_end; key += 2 * kTile) {
-      bool second = key + kTile < item.key_end;
-      if (kGroup == 0) first_of_pair(key, second, turns, rows, o);
-      else second_of_pair(key + kTile, second, turns, rows, o);
-      ++turns.count[0], turns.count[1] += second;
+    uint32_t probs[16];
+    int key = item.key_begin + group * kTile;
+    if (key < item.key_end) {
+      if (group) one_tile<false, true>(key, turns, rows, o, probs);
+      else one_tile<false, false>(key, turns, rows, o, probs);
+      for (key += 2 * kTile; key < item.key_end; key += 2 * kTile) one_tile<true, true>(key, turns, rows, o, probs);
+      values(group, probs, o);
     }
+    if (key - kTile < item.key_end) others_values(rows, o);
     float *sums = reinterpret_cast<float *>(shared + Shared::kSums);
     int r0 = 16 * warp() + (lane() >> 2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
       rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
-      if ((lane() & 3) == 0) sums[kGroup * 64 + r0 + 8 * r] = rows.sum[r];
+      if ((lane() & 3) == 0) sums[group * 64 + r0 + 8 * r] = rows.sum[r];
     }
     hand_over();
 #pragma unroll
