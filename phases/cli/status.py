@@ -137,8 +137,10 @@ def _json(seen: Overview, live: FleetLook | None) -> dict[str, Any]:
 
 def _blocks(seen: Overview, live: FleetLook | None) -> list[Block]:
     columns = ("phase", "state", "checkpoint", "age", "reviewed by")
-    blocks = [Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))]
+    blocks = [Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))] if seen.phases else []
     option = option_for(seen.playbook)
+    if seen.damaged:
+        blocks.append(line(f"Damaged ledger, so what phases and rollbacks have recorded is not shown: {seen.damaged}", "red", bold=True))
     if seen.lost:
         blocks.append(line(f"Lost: {seen.lost}", "red", bold=True))
     for row in seen.waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from phases.engine.journal import read as read_journal
 from phases.engine.lock import Lock, Owner, is_dead
 from phases.engine.progress import Standing, State
 from phases.engine.run_directory import RunDirectory
-from phases.errors import Exit, JournalError
+from phases.errors import Exit, JournalError, LedgerError
 from phases.ledger import lost
 from phases.ledger.checkpoint import RESULTS, Checkpoint
 from phases.ledger.ledger import Ledger
@@ -71,6 +71,7 @@ class Overview:
         rolled_back: the newest rollback.
         unrestored: the newest one that was to restore and did not, where none since has either; hot fallbacks made or taken back since are none.
         lost: what tags remember and the ledger branch does not hold any more, in words.
+        damaged: why the ledger cannot be read, in words: then nothing is told of what stands in it, neither phases, nor last good, nor rollbacks.
         taken_down: when and by whom the embedded fleet was; None where there is none, or nobody has.
         unfinished: attempts that were cut off. exits: exit code of each phase's latest finished attempt here.
     """
@@ -88,6 +89,7 @@ class Overview:
     unrestored: RolledBack | None = None
     lost: str = ""
     taken_down: TakenDown | None = None
+    damaged: str = ""
 
     @property
     def left_to_restore(self) -> bool:
@@ -101,22 +103,32 @@ class Overview:
             "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
             "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
             "rolled_back": vars(self.rolled_back) if self.rolled_back else None,
-            "unrestored": vars(self.unrestored) if self.unrestored else None, "lost": self.lost,
+            "unrestored": vars(self.unrestored) if self.unrestored else None, "lost": self.lost, "damaged": self.damaged,
             "taken_down": vars(self.taken_down) if self.taken_down else None,
         }  # fmt: skip
 
 
 def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
-    """Read ledger and run directories. Nothing is created where no run ever was. Raises LedgerError, JournalError."""
-    known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
-    mine = [found for found in ledger.checkpoints() if progress.of_playbook(found, playbook)]
+    """Read ledger and run directories. Nothing is created where no run ever was. A damaged ledger is told of and keeps nothing else from being seen."""
     owner, latest = _runs(playbook, clock)
     unfinished = tuple(run.record.run_id for run in latest if not session.finished(run))
     live = next((found for run in latest if owner and (found := live_state.read(run.path))), None)
-    waiting = tuple(_waiting(row) for row in known if row.state is State.WAITING)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
-    return Overview(playbook, clock.now(), known, waiting, owner, live, unfinished, exits, _last_good(ledger, mine), rolled_back(ledger, mine),
-                    unrestored(ledger, mine), lost.warning(ledger), taken_down.of_playbook(playbook))  # fmt: skip
+    here = Overview(playbook, clock.now(), (), running=owner, live=live, unfinished=unfinished, exits=exits, taken_down=taken_down.of_playbook(playbook))
+    try:
+        return replace(here, **_in_ledger(playbook, ledger))
+    except LedgerError as fault:
+        return replace(here, damaged=str(fault))
+
+
+def _in_ledger(playbook: Playbook, ledger: Ledger) -> dict[str, Any]:
+    """What the ledger tells, by attribute of Overview. Raises LedgerError."""
+    known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
+    mine = [found for found in ledger.checkpoints() if progress.of_playbook(found, playbook)]
+    return {
+        "phases": known, "waiting": tuple(_waiting(row) for row in known if row.state is State.WAITING), "last_good": _last_good(ledger, mine),
+        "rolled_back": rolled_back(ledger, mine), "unrestored": unrestored(ledger, mine), "lost": lost.warning(ledger),
+    }  # fmt: skip
 
 
 def _waiting(standing: Standing) -> Waiting:

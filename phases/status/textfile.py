@@ -7,6 +7,7 @@ the file was written. Every metric has the label `playbook`.
 |---|---|---|
 | phasegate_info | kernel, version | 1 |
 | phasegate_status_timestamp_seconds | | when this file was written |
+| phasegate_ledger_damaged | | 1 where the ledger cannot be read; then phases, last good and rollbacks are absent |
 | phasegate_phase_state | phase, state | 1 for the state the phase is in, 0 for the others |
 | phasegate_phase_verdict | phase, verdict | 1 for the verdict of its newest checkpoint, 0 for the others |
 | phasegate_phase_recorded_timestamp_seconds | phase | when that checkpoint was recorded |
@@ -91,6 +92,7 @@ def registry(overview: Overview, look: FleetLook | None = None) -> CollectorRegi
     gauges = _Gauges(overview.playbook.name)
     gauges.add("info", "Version of the toolkit that wrote this.", 1, kernel=_kernel(overview), version=__version__)
     gauges.add("status_timestamp_seconds", "When this file was written.", overview.at)
+    gauges.add("ledger_damaged", "1 where the ledger cannot be read.", int(bool(overview.damaged)))
     _phases(gauges, overview)
     _runs(gauges, overview)
     _production(gauges, overview)

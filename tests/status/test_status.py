@@ -189,6 +189,22 @@ def test_a_ledger_that_was_set_back_is_told_of(repository, phase):
     assert "Lost: checkpoint/0001-approve-" in phase("status").stdout
 
 
+def test_a_damaged_ledger_hides_neither_fleet_nor_run(repository, phase, tmp_path):
+    """At 3 a.m. what is live on which worker counts, and that the ledger cannot be read."""
+    name = repository.run().checkpoint["name"]
+    repository.git("switch", "-q", "checkpoints")
+    (repository.path / "checkpoints" / name / "manifest.json").write_text("{")
+    repository.git("commit", "-qam", "Damage it")
+    repository.git("switch", "-q", "main")
+    _add(repository, FLEET.format(port=_free_port(), free=_free_port()))  # nobody listens: refused at once
+    shown, told = phase("status", "--timeout", "60"), phase.json("status", "--timeout", "60", "--textfile", str(tmp_path / "a.prom"))
+    assert "Damaged ledger" in shown.stdout and f"{name} is damaged" in shown.stdout.replace("\n", " ") and "w1" in shown.stdout
+    assert name in told["damaged"] and told["phases"] == [] and [row["name"] for row in told["fleet"]["workers"]] == ["w1", "w2"]
+    metrics = (tmp_path / "a.prom").read_text()
+    assert 'phasegate_ledger_damaged{playbook="light"} 1.0' in metrics and "phasegate_phase_state" not in metrics
+    assert "phasegate_worker_reachable" in metrics and phase.json("status", "--no-fleet", code=0)["fleet"] is None
+
+
 def test_checkpoints_of_two_phases_are_not_compared(repository, phase):
     repository.run()
     _record(repository, "tp8-canary", Verdict.PASS, {})
