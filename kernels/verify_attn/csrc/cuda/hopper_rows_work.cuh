@@ -14,12 +14,8 @@ namespace rows {
 constexpr int kRows = 64;
 constexpr int kLeastPiece = 64;  // units a helper must have so that helpers are worth their parts
 
-/* Deals out one block's items. One whole warp. */
-struct RowsDealer : Streams {
-  int total, workers, worker, begin, end;    // units in the groups' line; this block's share
-  int row_tile, at, stream, first;           // next unit, its stream, that stream's first unit
-  int start_stream, start_first, kind;
-  Share share;                               // in use if share.parts
+/* Deals out one block's items. One whole warp. `total` is of the groups' line. */
+struct RowsDealer : Dealer<kRows> {
   int helper, helpers, spare;                // this helper's number or -1; units the helpers have of each row tile, 0 if they have none
   int last, last_units;                      // the last stream that has any
 
@@ -50,17 +46,7 @@ struct RowsDealer : Streams {
     if (plan.key_parts) workers = max(1, min(workers, plan.key_parts * p.streams));
     if (helpers) spare_some(plan);
     if (worker < workers && total) begin = share_begin(worker), end = share_begin(worker + 1);
-    for (int before = 0; begin < end;) {  // find the stream of unit `begin`
-      int own = units_of(plan, q_len, prefix), sum = sum_up_to(own, 32);
-      unsigned past = __ballot_sync(~0u, begin < before + sum);
-      if (past) {
-        int hit = __ffs(past) - 1;
-        start_stream = base + hit, start_first = before + __shfl_sync(~0u, sum - own, hit);
-        break;
-      }
-      before += __shfl_sync(~0u, sum, 31);
-      look(p, base + 32);
-    }
+    find_start(p, plan);
   }
 
   /* As many units for the helpers that all blocks are done at once, if that is less than the last stream has. */
@@ -71,20 +57,15 @@ struct RowsDealer : Streams {
     spare = units, total -= units;
   }
 
-  /* share_begin of common.cuh and its inverse in 32 bits; too_many_keys keeps workers * total below 2^32. */
-  __device__ __forceinline__ int share_begin(int g) const { return unsigned(g) * unsigned(total) / unsigned(workers); }
-  __device__ __forceinline__ int holder(int u) const { return (unsigned(u + 1) * unsigned(workers) - 1) / unsigned(total); }
-
-  /* The same for the helpers' line. */
+  /* share_begin and holder for the helpers' line. */
   __device__ __forceinline__ int piece_begin(const Plan &plan, int e) const { return unsigned(e) * unsigned(plan.lanes * spare) / unsigned(helpers); }
   __device__ __forceinline__ int piece_holder(const Plan &plan, int u) const {
     return (unsigned(u + 1) * unsigned(helpers) - 1) / unsigned(plan.lanes * spare);
   }
 
-  /* Write the next item: all to compute, then those to merge, then the end. Not inlined, so that the state stays out of the
-   * registers of the copy loop. One lane writes. */
+  /* As Dealer's. */
   __device__ __noinline__ void deal(const Params &p, const Plan &plan, Item *to) {
-    Item item = helper < 0 ? next(p, plan) : next_of_helper(p, plan);
+    Item item = helper < 0 ? next(p, plan, *this) : next_of_helper(p, plan);
     if ((threadIdx.x & 31) == 0) *to = item;
   }
 
@@ -93,40 +74,9 @@ struct RowsDealer : Streams {
     return regular + piece_holder(plan, (tile + 1) * spare - 1) - piece_holder(plan, tile * spare) + 1;
   }
 
-  __device__ __forceinline__ Item next(const Params &p, const Plan &plan) {
-    for (;;) {
-      if (at >= end) {
-        row_tile += plan.lanes;
-        if (begin >= end || row_tile >= plan.row_tiles) {
-          kind = kind == kCompute && begin < end ? kMerge : kEnd;
-          row_tile = blockIdx.x % plan.lanes;
-        }
-        at = begin, stream = start_stream, first = start_first;
-        if (kind == kEnd) {
-          Item item;
-          item.kind = kEnd;
-          return item;
-        }
-      }
-      if (stream < base || stream >= base + 32) look(p, stream);
-      int n = __shfl_sync(~0u, q_len, stream - base), length = __shfl_sync(~0u, prefix, stream - base);
-      int units = units_of(plan, n, length), from = at - first, to = plan.chunks ? from + 1 : min(units, end - first);
-      int b = stream, b_first = first;
-      at += to - from;
-      if (to >= units) ++stream, first += units;
-      if (units == 0 || row_tile >= (n * p.heads + kRows - 1) / kRows) continue;
-      int head = share.parts ? worker - share.part : holder(b_first);
-      int count = plan.chunks ? units : share.parts ? share.parts : holder(min(b_first + units, total) - 1) - head + 1;
-      if (spare && b == last) count = parts_with_helpers(plan, row_tile, count);
-      if (kind == kMerge && count == 1) continue;
-      Item item = describe<kRows>(p, plan, kind, b, row_tile, from, to);
-      place_parts(plan, item, head, row_tile, worker - head, count);
-      if (plan.chunks) {
-        item.part = from, item.counter = b * plan.row_tiles + row_tile;
-        item.slot_base = item.counter * plan.chunks, item.slot_step = 1, item.slot_shift = 0;
-      }
-      return item;
-    }
+  __device__ __forceinline__ int end_of_groups(int end) const { return min(end, total); }
+  __device__ __forceinline__ int all_parts(const Plan &plan, int b, int tile, int regular) const {
+    return spare && b == last ? parts_with_helpers(plan, tile, regular) : regular;
   }
 
   __device__ __forceinline__ Item next_of_helper(const Params &p, const Plan &plan) {

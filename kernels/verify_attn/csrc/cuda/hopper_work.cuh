@@ -188,7 +188,12 @@ template <int kRows> struct Dealer : Streams {
     workers = max(1, min(plan.groups, total));
     if (plan.key_parts) workers = max(1, min(workers, plan.key_parts * p.streams));
     if (worker < workers && total) begin = share_begin(worker), end = share_begin(worker + 1);
-    for (int before = 0; begin < end;) {  // find the stream of unit `begin`
+    find_start(p, plan);
+  }
+
+  /* The stream of unit `begin`. */
+  __device__ __forceinline__ void find_start(const Params &p, const Plan &plan) {
+    for (int before = 0; begin < end;) {
       int own = units_of(plan, q_len, prefix), sum = sum_up_to(own, 32);
       unsigned past = __ballot_sync(~0u, begin < before + sum);
       if (past) {
@@ -208,11 +213,16 @@ template <int kRows> struct Dealer : Streams {
   /* Write the next item: all to compute, then those to merge, then the end. Not inlined, so that the state stays out of the
    * registers of the copy loop. One lane writes. */
   __device__ __noinline__ void deal(const Params &p, const Plan &plan, Item *to) {
-    Item item = next(p, plan);
+    Item item = next(p, plan, *this);
     if ((threadIdx.x & 31) == 0) *to = item;
   }
 
-  __device__ __forceinline__ Item next(const Params &p, const Plan &plan) {
+  /* What a line with helpers answers otherwise: where the groups' part of a stream that ends at `end` ends, and of how many parts a row tile is. */
+  __device__ __forceinline__ int end_of_groups(int end) const { return end; }
+  __device__ __forceinline__ int all_parts(const Plan &plan, int b, int tile, int regular) const { return regular; }
+
+  /* `line`: the dealer itself, as what it is. */
+  template <typename Line> __device__ __forceinline__ Item next(const Params &p, const Plan &plan, const Line &line) {
     for (;;) {
       if (at >= end) {
         row_tile += plan.lanes;
@@ -235,7 +245,8 @@ template <int kRows> struct Dealer : Streams {
       if (to >= units) ++stream, first += units;
       if (units == 0 || row_tile >= (n * p.heads + kRows - 1) / kRows) continue;
       int head = share.parts ? worker - share.part : holder(b_first);
-      int count = plan.chunks ? units : share.parts ? share.parts : holder(b_first + units - 1) - head + 1;
+      int count = plan.chunks ? units : share.parts ? share.parts : holder(line.end_of_groups(b_first + units) - 1) - head + 1;
+      count = line.all_parts(plan, b, row_tile, count);
       if (kind == kMerge && count == 1) continue;
       Item item = describe<kRows>(p, plan, kind, b, row_tile, from, to);
       place_parts(plan, item, head, row_tile, worker - head, count);
