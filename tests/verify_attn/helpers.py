@@ -6,10 +6,18 @@ from typing import Any
 
 import torch
 
-from verify_attn import attention, cases, inputs, reference
+from verify_attn import KernelBuildError, attention, cases, inputs, reference, toolchain
 from verify_attn.problem import Problem
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-3, torch.float16: 1e-3}
+
+
+def has_nvcc() -> bool:
+    try:
+        toolchain.nvcc()
+        return True
+    except KernelBuildError:
+        return False
 
 
 def problem(q: Any, prefix: Any, streams: int = 1, *, seed: int = 1, **params: Any) -> Problem:

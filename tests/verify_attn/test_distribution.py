@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from verify_attn import KernelBuildError, build, contract, fatbin, sources, toolchain
 
+from tests.verify_attn.helpers import has_nvcc
+
 ROOT = Path(__file__).resolve().parents[2] / "kernels" / "verify_attn"
 USE = """
 import torch, verify_attn
@@ -36,14 +38,6 @@ for rows in (dict(tokens=9, heads=8, max_q=9), dict(tokens=0, heads=8, max_q=0),
 """
 
 
-def _nvcc() -> bool:
-    try:
-        toolchain.nvcc()
-        return True
-    except KernelBuildError:
-        return False
-
-
 @pytest.mark.slow
 def test_the_installed_wheel_builds_and_runs_its_kernel(tmp_path):
     source = tmp_path / "source"
@@ -66,7 +60,7 @@ def test_the_installed_wheel_builds_and_runs_its_kernel(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _nvcc(), reason="no nvcc")
+@pytest.mark.skipif(not has_nvcc(), reason="no nvcc")
 def test_nvcc_objects_hold_the_architectures_asked_for(tmp_path, monkeypatch):
     still = tmp_path / "csrc"
     shutil.copytree(sources.csrc(), still)  # whoever edits the sources meanwhile
@@ -78,7 +72,7 @@ def test_nvcc_objects_hold_the_architectures_asked_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _nvcc(), reason="no nvcc")
+@pytest.mark.skipif(not has_nvcc(), reason="no nvcc")
 @pytest.mark.parametrize("name", ["hopper", "hopper_rows"])
 def test_a_batch_without_rows_is_planned_without_a_crash(name):
     """Asked on the host, in a process of its own: a division by zero there would end the server."""
