@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 
-from phases import scraping
+from phases.base import scraping
 from phases.analysis import sources
-from phases.engine.clock import SystemClock
-from phases.errors import PhaseError
-from phases.rollout.bake import Bake
-from phases.rollout.metrics import read_metrics
-from phases.rollout.settings import JudgeSettings, MetricSettings
+from phases.base.clock import SystemClock
+from phases.base.errors import PhaseError
+from phases.trial.bake import Bake
+from phases.trial.metrics import read_metrics
+from phases.trial.settings import JudgeSettings, MetricSettings
 from phases.serving.client import Client
 
 LINE = b'sglang:a_total{rank="\xc3\xa4"} 1.0\n'

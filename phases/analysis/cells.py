@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 ARMS = ("canary", "control")
 

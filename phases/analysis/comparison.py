@@ -13,7 +13,7 @@ from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision, Outcome
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from phases.analysis.cells import ARMS
 from phases.analysis.decision import Decision, Outcome
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 CLUSTER = 1.0
 MANY = 10**12  # requests

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from phases.results import Measurement
-from phases.verdict import Verdict
+from phases.base.results import Measurement
+from phases.base.verdict import Verdict
 
 
 class Outcome(Enum):

@@ -15,7 +15,7 @@ from phases.analysis.scores import QuantileScore
 from phases.analysis.scrape import HISTOGRAMS, Buckets, Increases, Scrape, buckets_of
 from phases.analysis.sequential import conclude
 from phases.analysis.settings import TestSettings, candidate_ratios
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 HALF_LIFE = 600.0
 TOLERANCE = 1e-9  # relative, for comparing a product with a bucket edge

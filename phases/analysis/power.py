@@ -18,7 +18,7 @@ from phases.analysis.records import ArmRecords
 from phases.analysis.scores import QuantileScore
 from phases.analysis.settings import TestSettings
 from phases.analysis.sketch import FLOOR
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 BLOCK = 30.0
 LONGEST = 12 * 3600.0  # seconds beyond which no bake is planned

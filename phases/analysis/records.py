@@ -15,7 +15,7 @@ import numpy as np
 
 from phases.analysis.cells import ARMS
 from phases.analysis.settings import METRICS
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from phases.analysis.records import Records
 from phases.analysis.scrape import RESPONSES, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 
 @dataclass(frozen=True)

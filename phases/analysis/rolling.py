@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from phases.analysis.decision import Decision, Outcome
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 
 class RollingTest:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 PREFIXES = ("sglang:", "sglang_")
 # Names by metric kind, newest first; SGLang renamed one of them.

@@ -22,7 +22,7 @@ from phases.analysis.evidence import SymmetricEvidence
 from phases.analysis.scores import MeanScore, QuantileScore
 from phases.analysis.settings import HIGHER_IS_BETTER, TestSettings, candidate_ratios
 from phases.analysis.sketch import FLOOR
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 MAX_LATE = 0.01  # share of observations that may arrive after their cell was closed without spoiling a PASS
 

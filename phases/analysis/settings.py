@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phases.errors import AnalysisError, Exit
+from phases.base.errors import AnalysisError, Exit
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,9 @@ from phases.analysis import records
 from phases.analysis.cells import ARMS
 from phases.analysis.records import Records
 from phases.analysis.scrape import Scrape, split_snapshots
-from phases.errors import AnalysisError
-from phases.reading import open_regular
-from phases.scraping import MOST, PATIENCE, TooLong, get_text
+from phases.base.errors import AnalysisError
+from phases.base.reading import open_regular
+from phases.base.scraping import MOST, PATIENCE, TooLong, get_text
 
 _OWN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # somebody writes to them: the shell that started us
 TIMEOUT = 10.0  # seconds for one answer

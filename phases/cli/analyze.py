@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from phases.cli.common import example, json_option, note, print_json, say, show_table
-from phases.errors import Exit
+from phases.base.errors import Exit
 
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 
@@ -106,7 +106,7 @@ def _planned(name: str, settings: Any) -> tuple[Any, dict[str, Any]]:
     from dataclasses import asdict, replace
 
     from phases.analysis import power, sources
-    from phases.errors import AnalysisError
+    from phases.base.errors import AnalysisError
 
     arms = (sources.read([name]).records or {}).get(settings.metric, {})
     if len(arms) < 2:

@@ -11,12 +11,12 @@ import click
 
 from phases.cli.common import STYLES, completing, example, json_option, load_playbook, note, open_ledger, playbook_option, print_json, short, show_table, when
 from phases.cli.lazy import LazyGroup
-from phases.errors import Exit, LedgerError, UsageError
+from phases.base.errors import Exit, LedgerError, UsageError
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Approval, Checkpoint
     from phases.ledger.ledger import Ledger
-    from phases.results import Results
+    from phases.base.results import Results
 
 which = click.argument("checkpoint", metavar="[CHECKPOINT]", default="latest", shell_complete=completing("complete_checkpoint"))
 
@@ -138,7 +138,7 @@ def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> 
 
 def _results(ledger: Ledger, found: Checkpoint) -> Results:
     from phases.ledger.checkpoint import RESULTS
-    from phases.results import Results
+    from phases.base.results import Results
 
     try:
         return Results.from_json(json.loads(ledger.files(found)[RESULTS]))

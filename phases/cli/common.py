@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from phases.errors import UsageError
+from phases.base.errors import UsageError
 
 if TYPE_CHECKING:
     from phases.ledger.ledger import Ledger
@@ -84,7 +84,7 @@ def option_for(playbook: Playbook) -> str:
 
 
 def open_ledger(playbook: Playbook) -> Ledger:
-    from phases.engine.closing import ledger_of
+    from phases.run.closing import ledger_of
 
     return ledger_of(playbook, lambda line: note(line))
 

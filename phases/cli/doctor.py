@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import STYLES, example, find_playbook, json_option, playbook_option, print_json, say, show_table
-from phases.errors import Exit, UsageError
+from phases.base.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from phases.playbook.schema import Playbook
 
 # Parts that add checks of their own: "module:function"; called with the playbook, they return (name, check) pairs.
-MORE_CHECKS = ("phases.fleet.doctor:checks", "phases.notify.doctor:checks")
+MORE_CHECKS = ("phases.engines.ssh.doctor:checks", "phases.notify.doctor:checks")
 
 
 @click.command(epilog=example("phase doctor", "phase doctor -p playbooks/local.yaml --json"))
@@ -28,7 +28,7 @@ def doctor(playbook_path: Path | None, as_json: bool) -> None:
 
     Exits with 1 when there is a problem; warnings alone are no failure.
     """
-    from phases.engine import checks
+    from phases.run import checks
 
     playbook = _playbook(playbook_path)
     directory = playbook.path.parent if playbook else Path.cwd()

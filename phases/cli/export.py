@@ -9,7 +9,7 @@ import click
 
 from phases.cli.common import example, json_option, load_playbook, note, open_ledger, playbook_option, print_json
 from phases.cli.gate import choose
-from phases.errors import UsageError
+from phases.base.errors import UsageError
 
 
 @click.command(epilog=example("phase export --flashinfer-bench ./trace", "phase export --flashinfer-bench ./trace 3"))
@@ -25,10 +25,10 @@ def export(checkpoint: str | None, target: Path, playbook_path: Path | None, as_
     checkpoint of the playbook. Solutions hold the kernel's code as it was committed. A second export adds nothing twice.
     """
     from phases.export.write import export as write
-    from phases.kernel import contract
+    from phases.harness import contract
     from phases.ledger.checkpoint import RESULTS
     from phases.ledger.export import read_directory
-    from phases.results import Results
+    from phases.base.results import Results
 
     playbook = load_playbook(playbook_path)
     ledger = open_ledger(playbook)

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from phases.cli.common import note
-from phases.engine import stop
-from phases.errors import Exit, PhaseError
+from phases.run import stop
+from phases.base.errors import Exit, PhaseError
 
 INTERRUPTED = "interrupted: nothing done so far is lost; give the command again (a run goes on with --resume)."
 
@@ -73,7 +73,7 @@ def report(fault: BaseException, as_json: bool) -> int:
     if isinstance(fault, BrokenPipeError):
         return 0
     if isinstance(fault, OSError):
-        from phases.engine.files import explain
+        from phases.base.files import explain
 
         return _say("system: " + " ".join(filter(None, explain(fault))), Exit.OPERATIONAL, as_json)
     where = _write_traceback(fault)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_blocks
-from phases.engine.clock import SystemClock
-from phases.errors import LedgerError, UsageError
+from phases.base.clock import SystemClock
+from phases.base.errors import LedgerError, UsageError
 
 
 @click.group(epilog=example("phase fleet status", "phase fleet down"))
@@ -46,9 +46,9 @@ def adopt(yes: bool, playbook_path: Path | None, as_json: bool) -> None:
     The first thing to do with a real fleet: until a worker has a release recorded as good there is nothing to go back to. Workers
     that serve are restarted a few at a time, under `production.min_available`. Again: does what is left to do.
     """
-    from phases.engine.session import adhoc_run
-    from phases.rollout.adopt import adopt as put_on, incumbent_of
-    from phases.rollout.live import open_production
+    from phases.run.session import adhoc_run
+    from phases.fleet.adopt import adopt as put_on, incumbent_of
+    from phases.fleet.live import open_production
 
     playbook, clock = load_playbook(playbook_path), SystemClock()
     if playbook.sections.get("embedded_fleet") is not None:
@@ -75,10 +75,10 @@ def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
     given again, it finishes. Exit 6 while a run or a rollback is at work; 1 when a worker could not be stopped, or something that is not
     shown to be the worker still listens on its port.
     """
-    from phases.embedded.down import down as stop
-    from phases.engine.lock import Lock
-    from phases.engine.run_directory import state_directory
-    from phases.engine.source import repository_of
+    from phases.engines.embedded.down import down as stop
+    from phases.run.lock import Lock
+    from phases.run.run_directory import state_directory
+    from phases.ledger.repository import repository_of
 
     playbook, clock = load_playbook(playbook_path), SystemClock()
     settings = playbook.sections.get("embedded_fleet")
@@ -95,8 +95,8 @@ def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
 
 def _person(repo: Path) -> str:
     """As git names whoever works here; where it does not, as the system does."""
-    from phases.engine.source import identity
-    from phases.fleet.locks import owner_name
+    from phases.ledger.repository import identity
+    from phases.engines.ssh.locks import owner_name
 
     try:
         return identity(repo)

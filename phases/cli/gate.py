@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import (
-    STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say, short, show_blocks,
-)  # fmt: skip
+from phases.cli.common import STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say, short, show_blocks  # fmt: skip
 from phases.cli.lazy import LazyGroup
-from phases.engine.clock import SystemClock, age
-from phases.errors import Exit, LedgerError, UsageError
-from phases.verdict import Verdict
+from phases.base.clock import SystemClock, age
+from phases.base.errors import Exit, LedgerError, UsageError
+from phases.base.verdict import Verdict
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
@@ -77,7 +75,7 @@ def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: 
 
 
 def _view(ledger: Ledger, chosen: Checkpoint, playbook: Playbook) -> ReportView:
-    from phases.engine.closing import read_gate
+    from phases.run.closing import read_gate
     from phases.report.view import view_of_checkpoint
 
     read_gate(chosen, ledger.files(chosen))
@@ -168,7 +166,7 @@ def reject(checkpoint: str | None, reason: str, digest: str | None, playbook_pat
 
 def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint:
     """The checkpoint meant. Raises LedgerError when there is none, or several."""
-    from phases.engine.progress import of_playbook
+    from phases.run.progress import of_playbook
 
     mine = [checkpoint for checkpoint in ledger.checkpoints() if of_playbook(checkpoint, playbook)]
     if wanted is None and mine:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from phases.cli.common import example, json_option, print_json
-from phases.errors import UsageError
+from phases.base.errors import UsageError
 
 # template -> where it goes; NAME in both is the kernel's name
 FILES = {
@@ -68,7 +68,7 @@ def _scaffold(directory: Path, name: str) -> list[str]:
 
 def _ensure_repository(directory: Path) -> bool:
     """Whether a repository had to be made."""
-    from phases.engine.source import SourceError, git
+    from phases.ledger.repository import SourceError, git
 
     if git(directory, "rev-parse", "--show-toplevel") is not None:
         return False

@@ -10,10 +10,10 @@ import click
 
 from phases.cli.common import example, json_option, print_json, say, show_table
 from phases.cli.lazy import LazyGroup
-from phases.errors import UsageError
+from phases.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from phases.kernel.survey import Surveyed
+    from phases.harness.survey import Surveyed
 
 
 @click.group(cls=LazyGroup, table={
@@ -36,7 +36,7 @@ def survey(python: str, page_size: int, gpu: str, as_json: bool) -> None:
     For each: version, the architectures its binaries were built for, and whether it can do tree masks, this page size and
     this GPU, with the reason when not.
     """
-    from phases.kernel import survey as kernel_survey
+    from phases.harness import survey as kernel_survey
 
     found = kernel_survey.survey(python, page_size=page_size, sm=_capability(gpu))
     if as_json:

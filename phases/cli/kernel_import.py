@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from phases.cli.common import example, harmless, json_option, load_playbook, playbook_option, print_json, say
-from phases.kernel.contract import DEVICES, ROLES
+from phases.harness.contract import DEVICES, ROLES
 
 
 @click.command("import", epilog=example("phase kernel import rmsnorm_triton_v1.json", "phase kernel import s.json --as triton_v1 --device cuda --definition d.json"))
@@ -29,8 +29,8 @@ def import_(solution: Path, variant: str | None, role: str, device: str | None, 
     afterwards is refused.
     """
     from phases.export import bring_in
-    from phases.kernel.exchange import Solution
-    from phases.kernel import contract
+    from phases.harness.exchange import Solution
+    from phases.harness import contract
 
     playbook = load_playbook(playbook_path)
     kernel = contract.load(playbook.kernel)

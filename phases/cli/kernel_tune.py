@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from phases.cli.common import example, json_option, note, print_json
-from phases.errors import KernelContractError, UsageError
+from phases.base.errors import KernelContractError, UsageError
 
 
 @click.command(epilog=example("phase kernel tune", "phase kernel tune --dtype float32 --out /etc/verify_attn/dispatch.json"))

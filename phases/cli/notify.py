@@ -10,7 +10,7 @@ import click
 
 from phases.cli.common import STYLES, example, json_option, load_playbook, playbook_option, print_json, show_table
 from phases.cli.lazy import LazyGroup
-from phases.errors import Exit, UsageError
+from phases.base.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from phases.notify.targets import Target
@@ -56,8 +56,8 @@ def _targets(playbook: Playbook) -> tuple[Target, ...]:
 
 
 def _send(playbook: Playbook, target: Target) -> dict[str, Any]:
-    from phases.engine.clock import SystemClock
-    from phases.kernel import contract
+    from phases.base.clock import SystemClock
+    from phases.harness import contract
     from phases.notify.targets import DeliveryError
     from phases.notify.teller import test_message
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json, say
-from phases.engine.clock import SystemClock
+from phases.base.clock import SystemClock
 from phases.playbook.schema import PhaseSection, Playbook
 
 if TYPE_CHECKING:
-    from phases.rollout.forecast import Forecast
+    from phases.fleet.forecast import Forecast
 
 
 @click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml", "phase plan tp8-canary --a-a quiet.jsonl.gz --rate 20"))
@@ -27,7 +27,7 @@ def plan(phase: str | None, a_a: str | None, rate: float | None, playbook_path: 
     For phases that change production also a forecast: which hosts are touched, what share of requests is exposed, how long it takes, and
     the smallest slowdown each gate can see. PHASE limits the plan to one phase; without it all phases of the playbook are shown.
     """
-    from phases.engine import session
+    from phases.run import session
 
     playbook = load_playbook(playbook_path)
     sections = (playbook.phase(phase),) if phase else playbook.phases
@@ -43,9 +43,9 @@ def _forecast(playbook: Playbook, section: PhaseSection, a_a: str | None, rate: 
     if not section.kind.changes_production:
         return None
     from phases.analysis import sources
-    from phases.engine import session
-    from phases.errors import AnalysisError
-    from phases.rollout.forecast import forecast
+    from phases.run import session
+    from phases.base.errors import AnalysisError
+    from phases.fleet.forecast import forecast
 
     recorded = sources.read([a_a]).records if a_a else None
     if a_a and recorded is None:

@@ -9,10 +9,10 @@ import click
 
 from phases.cli.common import example, find_playbook, json_option, playbook_option, print_json
 from phases.cli.lazy import LazyGroup
-from phases.errors import PlaybookError
+from phases.base.errors import PlaybookError
 
 if TYPE_CHECKING:
-    from phases.kernel.contract import Kernel
+    from phases.harness.contract import Kernel
     from phases.playbook.schema import Playbook
 
 
@@ -43,7 +43,7 @@ def check(playbook_path: Path | None, as_json: bool) -> None:
 
 def _both(path: Path) -> tuple[Playbook, Kernel]:
     """Playbook and kernel.yaml. Raises PlaybookError with the mistakes of both."""
-    from phases.kernel import contract
+    from phases.harness import contract
     from phases.playbook import loader
     from phases.playbook.located import Mistake, Mistakes, Where, load
 
@@ -74,7 +74,7 @@ def _both(path: Path) -> tuple[Playbook, Kernel]:
 def schema(of_kernel: bool, as_json: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of playbooks; --json changes nothing, it is JSON."""
     if of_kernel:
-        from phases.kernel import contract
+        from phases.harness import contract
 
         print_json(contract.schema())
         return

@@ -8,7 +8,7 @@ import click
 
 from phases.cli.common import completing, example, json_option, load_playbook, open_ledger, playbook_option, print_json
 from phases.cli.gate import choose
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.playbook.schema import Review
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from phases.cli.common import example, json_option, load_playbook, note, option_for, playbook_option, print_json, say
-from phases.engine.clock import SystemClock
-from phases.errors import Exit, UsageError, ended
+from phases.base.clock import SystemClock
+from phases.base.errors import Exit, UsageError, ended
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
-    from phases.rollout.by_hand import Ended
-    from phases.rollout.hot import HotSwitch
-    from phases.rollout.rollback import Rollback
+    from phases.rollback.by_hand import Ended
+    from phases.production.hot import HotSwitch
+    from phases.rollback.steps import Rollback
 
 
 @click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
@@ -37,7 +37,7 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
     capacity floor. With --hot it stops at safe, and `phase rollback` restores later. Exit 0: observed as restored (or safe, with
     --hot); 8: something is left, and what is printed.
     """
-    from phases.rollback import roll_back_now, undo_hot
+    from phases.rollback.phase import roll_back_now, undo_hot
 
     if (restore or undo) and not hot or (restore and undo):
         raise UsageError("--restore and --undo each go with --hot, one of them at a time.", hint="Without --hot a rollback restores anyway.")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say
-from phases.engine.clock import SystemClock
-from phases.errors import Exit, UsageError
+from phases.base.clock import SystemClock
+from phases.base.errors import Exit, UsageError
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import PhaseSection, Playbook
 
 if TYPE_CHECKING:
-    from phases.engine.session import Outcome
+    from phases.run.session import Outcome
     from phases.ledger.checkpoint import Approval
 
 
@@ -51,7 +51,7 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
     this very kernel are skipped, and the run stops at a gate that waits for review (exit 3). With --yes it goes on through
     phases whose section allows that; the ledger then says that nobody looked. Ctrl-C leaves a run that --resume continues.
     """
-    from phases.engine import session
+    from phases.run import session
 
     playbook = load_playbook(playbook_path)
     done: list[Done] = []
@@ -113,7 +113,7 @@ def _approve(playbook: Playbook, section: PhaseSection) -> Approval:
 
 def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) -> None:
     """Said before an earlier phase takes its minutes: a later one will not start."""
-    from phases.engine.source import repository_of
+    from phases.ledger.repository import repository_of
     from phases.ledger.git import Git
     from phases.ledger.source import changed_paths
 
@@ -124,7 +124,7 @@ def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) 
 
 def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:
     """(exit code if the run ended here, whether the phase need not run): for a run of all phases."""
-    from phases.engine import progress, session
+    from phases.run import progress, session
     from phases.ledger.lost import require_whole
 
     ledger = open_ledger(playbook)
@@ -141,9 +141,10 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
 
 def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool) -> Any:
     from phases.cli.watchers import watcher
-    from phases.engine import session, source
-    from phases.engine.live_state import Noting
-    from phases.kernel import contract
+    from phases.run import session
+    from phases.ledger import repository as source
+    from phases.run.live_state import Noting
+    from phases.harness import contract
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
     from phases.status.textfile import keep_written
@@ -191,7 +192,7 @@ def _report(playbook: Playbook, done: list[Done], code: Exit, as_json: bool) -> 
 
 def _say_rolled_back(playbook: Playbook) -> None:
     """That all has passed does not say that production still runs it."""
-    from phases.engine.progress import of_playbook
+    from phases.run.progress import of_playbook
     from phases.status.overview import rolled_back
 
     ledger = open_ledger(playbook)

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import (
-    STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when,
-)  # fmt: skip
-from phases.engine.clock import SystemClock, age
-from phases.errors import UsageError, ended, joined
+from phases.cli.common import STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when  # fmt: skip
+from phases.base.clock import SystemClock, age
+from phases.base.errors import UsageError, ended, joined
 from phases.report.blocks import Block, line
 
 if TYPE_CHECKING:
-    from phases.engine.progress import Standing
+    from phases.run.progress import Standing
     from phases.playbook.schema import Playbook
     from phases.status.fleet_view import FleetLook, FleetWatcher, WorkerView
     from phases.status.overview import Overview

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
-from phases.errors import Exit, UsageError
+from phases.base.errors import Exit, UsageError
 
 if TYPE_CHECKING:
-    from phases.fleet.fleet import Fleet
+    from phases.engines.ssh.fleet import Fleet
     from phases.playbook.schema import Playbook
 
 
@@ -42,9 +42,10 @@ def unlock(hosts: tuple[str, ...], all_hosts: bool, yes: bool, playbook_path: Pa
 
 def _unlock_run(playbook: Playbook, yes: bool, as_json: bool) -> dict[str, Any]:
     """The local lock of the playbook."""
-    from phases.engine import run_directory, source
-    from phases.engine.clock import SystemClock
-    from phases.engine.lock import Lock, life
+    from phases.run import run_directory
+    from phases.ledger import repository as source
+    from phases.base.clock import SystemClock
+    from phases.run.lock import Lock, life
 
     clock = SystemClock()
     lock = Lock(run_directory.state_directory(source.repository_of(playbook.path.parent)), playbook.name, clock)
@@ -64,8 +65,8 @@ def _unlock_run(playbook: Playbook, yes: bool, as_json: bool) -> dict[str, Any]:
 
 def _unlock_hosts(playbook: Playbook, names: tuple[str, ...], all_hosts: bool, yes: bool, as_json: bool) -> list[dict[str, Any]]:
     """The locks of hosts: all are looked at side by side, then asked about one by one."""
-    from phases.fleet.fleet import Fleet
-    from phases.fleet.locks import show_lock
+    from phases.engines.ssh.fleet import Fleet
+    from phases.engines.ssh.locks import show_lock
 
     settings = playbook.sections.get("fleet")
     if settings is None:
@@ -83,10 +84,10 @@ def _unlock_hosts(playbook: Playbook, names: tuple[str, ...], all_hosts: bool, y
 
 
 def _unlock_host(fleet: Fleet, name: str, seen: Any, yes: bool, as_json: bool) -> dict[str, Any]:
-    from phases.engine.clock import age
-    from phases.errors import LockedError
-    from phases.fleet.lease import read_lease
-    from phases.fleet.locks import break_lock
+    from phases.base.clock import age
+    from phases.base.errors import LockedError
+    from phases.engines.ssh.lease import read_lease
+    from phases.engines.ssh.locks import break_lock
 
     row: dict[str, Any] = {"host": name, "lock": name, "state": "free", "owner": "", "owner_alive": None}
     if seen is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
-from phases.engine.clock import SystemClock
+from phases.base.clock import SystemClock
 
 
 @click.command(epilog=example("phase watch", "phase watch --once --json   # from cron"))
@@ -22,7 +22,7 @@ def watch(once: bool, playbook_path: Path | None, as_json: bool) -> None:
     Every look asks whether each worker is well and whether latencies are within the playbook's margins of what Phase 3 recorded. A
     regression that a second look confirms is rolled back where `watch: roll_back` says so. Ctrl-C ends it.
     """
-    from phases.watch import watch as guard
+    from phases.watch.phase import watch as guard
 
     code, facts = guard(load_playbook(playbook_path), once=once, clock=SystemClock(), progress=note)
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is

@@ -9,9 +9,9 @@ from typing import Any
 
 from phases.cli.common import harmless, is_terminal
 from phases.cli.live_view import RunningStep
-from phases.engine.runner import Interrupted, Watcher
-from phases.engine.steps import Facts, Step
-from phases.errors import Exit
+from phases.run.runner import Interrupted, Watcher
+from phases.run.steps import Facts, Step
+from phases.base.errors import Exit
 
 
 def watcher(as_json: bool, approves: bool = False) -> Watcher:

@@ -12,14 +12,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.engine.files import write_atomically
-from phases.errors import PhaseError
-from phases.kernel import contract, solutions
-from phases.kernel.contract import Kernel
-from phases.kernel.definitions import every
-from phases.kernel.exchange import LANGUAGES, ExchangeError, Json, Solution, check_definition
+from phases.base.files import write_atomically
+from phases.base.errors import PhaseError
+from phases.harness import contract, solutions
+from phases.harness.contract import Kernel
+from phases.harness.definitions import every
+from phases.harness.exchange import LANGUAGES, ExchangeError, Json, Solution, check_definition
 from phases.playbook.located import Mistakes, load as load_yaml
-from phases.reading import open_regular
+from phases.base.reading import open_regular
 
 _MOST_BYTES = 16 << 20
 SUPPORTED = tuple(name for name in LANGUAGES if name != "tilelang")

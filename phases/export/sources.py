@@ -6,10 +6,10 @@ import os
 from pathlib import PurePosixPath
 from typing import Any
 
-from phases.kernel.contract import Kernel
-from phases.kernel.definitions import CaseDefinition
-from phases.kernel.exchange import ExchangeError
-from phases.kernel.solutions import FOLDER
+from phases.harness.contract import Kernel
+from phases.harness.definitions import CaseDefinition
+from phases.harness.exchange import ExchangeError
+from phases.harness.solutions import FOLDER
 from phases.ledger.git import Git
 from phases.ledger.objects import list_tree, read_objects
 

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phases.engine.files import write_atomically
+from phases.base.files import write_atomically
 from phases.export.sources import entry_text, sources_of
-from phases.kernel import solutions
-from phases.kernel.contract import Kernel, to_json
-from phases.kernel.definitions import CaseDefinition, collect
-from phases.kernel.exchange import ExchangeError, Json, Solution, check_definition
+from phases.harness import solutions
+from phases.harness.contract import Kernel, to_json
+from phases.harness.definitions import CaseDefinition, collect
+from phases.harness.exchange import ExchangeError, Json, Solution, check_definition
 from phases.ledger.git import Git
-from phases.results import BenchmarkRecord, Case, ParityRecord, Results
+from phases.base.results import BenchmarkRecord, Case, ParityRecord, Results
 
 _NAMESPACE = uuid.UUID("8a1c2b53-6f0e-4f6c-9a57-3d1f1b0f6c11")  # of the workloads' ids: the same case gets the same id
 BASELINE = "baseline"  # the author by which flashinfer-bench knows what others are compared with; one Solution a Definition

@@ -7,7 +7,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from phases.errors import GateError, LedgerError, UsageError
+from phases.base.errors import GateError, LedgerError, UsageError
 from phases.ledger.checkpoint import Approval, Checkpoint, canonical_json, mail_of, sha256
 from phases.ledger.git import Git, GitFailed
 from phases.ledger.lost import decision_tag

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from phases.errors import LedgerError
-from phases.verdict import Verdict
+from phases.base.errors import LedgerError
+from phases.base.verdict import Verdict
 
 MANIFEST_SCHEMA = "phasegate/manifest/v1"
 MANIFEST = "manifest.json"

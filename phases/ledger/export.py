@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger.checkpoint import MANIFEST, Checkpoint
 from phases.ledger.ledger import Ledger
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 
 ZERO = "0" * 40
 _NETWORK_SECONDS = 60.0

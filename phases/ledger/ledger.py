@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger import checkpoint as cp
 from phases.ledger.checkpoint import Approval, Checkpoint, Damaged, Draft
 from phases.ledger.git import Git, GitFailed

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger import checkpoint as cp
 from phases.ledger.checkpoint import Checkpoint
 from phases.ledger.git import Git

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger.git import Git
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger.git import Git, GitFailed
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.errors import LedgerError, PhaseError
-from phases.gates.outcome import GateOutcome
+from phases.base.errors import LedgerError, PhaseError
+from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger import lost
 from phases.ledger.approvals import UNTAGGED, decision_files

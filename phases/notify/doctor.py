@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from phases.errors import PhaseError
-from phases.findings import Check, Finding, Health
+from phases.base.errors import PhaseError
+from phases.base.findings import Check, Finding, Health
 from phases.notify.targets import Target, Webhook, targets_of
 from phases.playbook.schema import Playbook
 

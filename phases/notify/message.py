@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from phases.engine.clock import iso
-from phases.errors import Exit
+from phases.base.clock import iso
+from phases.base.errors import Exit
 
 SCHEMA = "phasegate/notification/v1"
 TEXT_LIMIT = 3000  # characters; Slack cuts longer messages into pieces

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from phases.notify.message import Event, Message, escaped
 from phases.notify.settings import HookSettings, NotifySettings, WebhookSettings
-from phases.errors import PhaseError
+from phases.base.errors import PhaseError
 
 THREADS = "notify"  # names of the threads that deliver begin with it
 _RETRIED = {408, 425, 429, *range(500, 600)}

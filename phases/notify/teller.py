@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.clock import Clock
-from phases.engine.clock import SystemClock
-from phases.engine.source import repository_of
-from phases.engine.steps import Facts
-from phases.errors import Exit, PhaseError
+from phases.base.clock import Clock
+from phases.base.clock import SystemClock
+from phases.ledger.repository import repository_of
+from phases.run.steps import Facts
+from phases.base.errors import Exit, PhaseError
 from phases.notify.message import Event, Message, gate_event
 from phases.notify.notifier import Notifier
 from phases.notify.settings import NotifySettings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phases.engine.closing import JUDGE, RECORD
-from phases.engine.runner import Interrupted, Watcher
-from phases.engine.steps import Facts, Step
-from phases.errors import Exit
+from phases.run.closing import JUDGE, RECORD
+from phases.run.runner import Interrupted, Watcher
+from phases.run.steps import Facts, Step
+from phases.base.errors import Exit
 from phases.notify.teller import Teller
 
 

@@ -185,7 +185,7 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:
-    from phases.gates import rules as gate_rules
+    from phases.gate import rules as gate_rules
 
     parsed = [gate_rules.parse(rule, mistakes) for rule in (gate.rules if gate and gate.rules else ())]
     return tuple(rule for rule in parsed if rule is not None)
@@ -209,7 +209,7 @@ def _by_reader(reference: str, node: Node | None, what: str, mistakes: Mistakes,
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a playbook, for editors: completion and checks while typing."""
-    from phases.gates.rules import rule_schema
+    from phases.gate.rules import rule_schema
 
     top = json_schema(_Top)
     phases: dict[str, Any] = {}

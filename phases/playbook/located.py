@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from phases.errors import PlaybookError
-from phases.reading import NotAFile, open_regular
+from phases.base.errors import PlaybookError
+from phases.base.reading import NotAFile, open_regular
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000

@@ -38,7 +38,7 @@ PHASES: dict[str, PhaseKind] = {
             1,
             "build-parity",
             "the kernel builds for every architecture, computes the right numbers and is faster than its baseline",
-            "phases.build_parity:build_parity",
+            "phases.build_parity.phase:build_parity",
             "phases.playbook.schema:BuildParitySettings",
             clean_tree=False,
         ),
@@ -46,23 +46,23 @@ PHASES: dict[str, PhaseKind] = {
             2,
             "sglang-integration",
             "inside a real SGLang server the kernel is picked up, outputs agree, accept length holds, latency improves",
-            "phases.sglang_integration:sglang_integration",
+            "phases.sglang_integration.phase:sglang_integration",
             "phases.serving.settings:from_node",
         ),
         PhaseKind(
             3,
             "tp8-canary",
             "on a few tensor-parallel workers under live traffic latency does not regress against control workers",
-            "phases.tp8_canary:tp8_canary",
-            "phases.rollout.settings:canary_from_node",
+            "phases.tp8_canary.phase:tp8_canary",
+            "phases.tp8_canary.settings:canary_from_node",
             changes_production=True,
         ),
         PhaseKind(
             4,
             "full-rollout",
             "the same, wave by wave, on the whole fleet, then a soak",
-            "phases.full_rollout:full_rollout",
-            "phases.rollout.settings:rollout_from_node",
+            "phases.full_rollout.phase:full_rollout",
+            "phases.full_rollout.settings:rollout_from_node",
             changes_production=True,
         ),
     )
@@ -73,10 +73,10 @@ ROLLBACK_PHASE = "rollback"
 
 # Top-level sections of the playbook that several phases share: key -> reader, as PhaseKind.settings.
 SHARED_SECTIONS: dict[str, str] = {
-    "fleet": "phases.fleet.settings:from_node",
-    "embedded_fleet": "phases.embedded.fleet:from_node",
-    "production": "phases.rollout.settings:production_from_node",
-    "watch": "phases.rollout.settings:watch_from_node",
+    "fleet": "phases.engines.ssh.settings:from_node",
+    "embedded_fleet": "phases.engines.embedded.fleet:from_node",
+    "production": "phases.production.settings:production_from_node",
+    "watch": "phases.watch.settings:watch_from_node",
     "notify": "phases.notify.settings:NotifySettings",
     "metrics": "phases.status.textfile:MetricsSettings",
 }

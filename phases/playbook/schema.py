@@ -12,7 +12,7 @@ from phases.playbook.phase_kinds import PHASES, PhaseKind
 from phases.playbook.typed import setting
 
 if TYPE_CHECKING:
-    from phases.gates.rules import Rule
+    from phases.gate.rules import Rule
 
 SCHEMA = "phasegate/playbook/v1"
 
@@ -121,7 +121,7 @@ class Playbook:
 
     def phase(self, name: str) -> PhaseSection:
         """Raises UsageError with the nearest name when the playbook has no such phase."""
-        from phases.errors import UsageError
+        from phases.base.errors import UsageError
         from phases.playbook.located import nearest
 
         for section in self.phases:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phases.errors import UsageError
-from phases.reading import open_regular
+from phases.base.errors import UsageError
+from phases.base.reading import open_regular
 
 FACT = "anchors"  # results.facts[FACT] is what `read` returns
 

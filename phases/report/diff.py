@@ -1,7 +1,7 @@
 """Two results compared benchmark by benchmark (`phase checkpoint diff`).
 
 The quantity is the ratio of medians, after over before. Its interval divides two order-statistic intervals of the medians
-(see `phases.gates.intervals`): no assumption about how timings are distributed, conservative, deterministic. A change is
+(see `phases.gate.intervals`): no assumption about how timings are distributed, conservative, deterministic. A change is
 called only when the interval lies wholly on one side of 1; `unclear` is the honest answer otherwise. Comparing many
 benchmarks at once, each interval gets its share of the error (Bonferroni), so that the chance of any false call stays
 within 1 - confidence. What differs between the two machines is listed first: a ratio between two devices is no regression.
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phases.gates.intervals import ratio_interval
+from phases.gate.intervals import ratio_interval
 from phases.report.tables import Column, seconds, table, wrap
-from phases.results import BenchmarkRecord, Results
+from phases.base.results import BenchmarkRecord, Results
 
 _CHANGES = {"slower": "SLOWER", "faster": "faster", "unclear": "unclear", "removed": "only before", "added": "only after", "no number": "no number"}
 _ORDER = {"slower": 0, "removed": 1, "no number": 2, "unclear": 3, "faster": 4, "added": 5}

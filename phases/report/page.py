@@ -10,13 +10,13 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from phases.gates.outcome import RuleOutcome
+from phases.gate.outcome import RuleOutcome
 from phases.report import charts, sections
 from phases.report.charts import Point
 from phases.report.markup import definitions, folded, interval, number, pre, section, table, text
 from phases.report.side_by_side import side_by_side
 from phases.report.view import ReportView
-from phases.verdict import severity
+from phases.base.verdict import severity
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 

@@ -6,8 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from phases.gates.intervals import ratio_interval
-from phases.results import BenchmarkRecord
+from phases.gate.intervals import ratio_interval
+from phases.base.results import BenchmarkRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")  # Okabe-Ito
 _MARKS = "osD^vP*X"

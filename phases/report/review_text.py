@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from phases.gates.intervals import ratio_interval
+from phases.gate.intervals import ratio_interval
 from phases.report import side_by_side, timeline
 from phases.report.blocks import Block, line
 from phases.report.markup import figures
 from phases.report.strips import strip
 from phases.report.view import Change, ReportView
-from phases.results import BenchmarkRecord
+from phases.base.results import BenchmarkRecord
 
 COLOURS = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "ABORTED": "magenta"}
 SHOWN_FACTS = 24  # lines of environment changes and of provenance; the rest is counted

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from phases.gates.intervals import ratio_interval
+from phases.gate.intervals import ratio_interval
 from phases.report import charts, diff
 from phases.report import timeline as brief
 from phases.report.charts import Point
 from phases.report.markup import folded, interval, number, pre, section, table, text
 from phases.report.tables import seconds
 from phases.report.view import Change, ReportView
-from phases.results import BenchmarkRecord, Measurement, Results
+from phases.base.results import BenchmarkRecord, Measurement, Results
 
 _LONG = 3.0  # an interval that reaches further than this many estimates is drawn so far only
 

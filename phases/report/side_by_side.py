@@ -10,7 +10,7 @@ from phases.report.charts import Point, RatioRow
 from phases.report.markup import interval, number, section, table, text
 from phases.report.tables import seconds
 from phases.report.view import ReportView
-from phases.results import RATIO, Measurement
+from phases.base.results import RATIO, Measurement
 
 PHASE = "sglang-integration"
 TITLE = "Candidate against incumbent"

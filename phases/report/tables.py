@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phases.results import BenchmarkRecord, BuildRecord, Ceiling, ParityRecord, Results
+from phases.base.results import BenchmarkRecord, BuildRecord, Ceiling, ParityRecord, Results
 
 WIDTH = 120
 _GAP = "  "
@@ -242,7 +242,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def survey(found: Any) -> str:
-    """A `phases.kernel.survey.Survey`: what is installed, then why each kernel can or cannot do the job."""
+    """A `phases.harness.survey.Survey`: what is installed, then why each kernel can or cannot do the job."""
     where = f"sm_{found.sm}" if found.sm else "no GPU"
     head = f"Python {found.python}, torch {found.torch or 'absent'}, GPUs: {', '.join(found.gpus) or 'none'}; asked: page size {found.page_size}, {where}"
     rows = found.kernels

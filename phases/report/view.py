@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.gates.outcome import GateOutcome
+from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
 from phases.report import anchors
 from phases.report.anchors import Anchor
-from phases.results import Results
+from phases.base.results import Results
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Approval, Checkpoint, Draft

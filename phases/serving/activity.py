@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from phases.errors import ServingError
+from phases.base.errors import ServingError
 from phases.serving.client import Client
 from phases.serving.host import Server, ServingHost
 

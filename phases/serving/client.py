@@ -11,8 +11,8 @@ from typing import Any
 
 import requests
 
-from phases.errors import ServingError
-from phases.scraping import TooLong, get_text
+from phases.base.errors import ServingError
+from phases.base.scraping import TooLong, get_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ def environment_facts(server: ServerSettings, progress: Callable[[str], None]) -
     """Python, model and draft model; for the embedded environment also what it cost, its digest and the models it need not import."""
     if server.python != EMBEDDED:
         return {"python": server.python, "model": server.model, "draft_model": server.draft_model}
-    from phases.embedded.provision import ensure
+    from phases.engines.embedded.provision import ensure
 
     made = ensure(progress=progress)
     facts = {"python": str(made.python), "model": str(made.target_model), "draft_model": str(made.draft_model)}

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from phases.engine.files import write_json
-from phases.errors import ServingError
-from phases.fleet.bundle import Bundle
-from phases.redaction import without_secrets
+from phases.base.files import write_json
+from phases.base.errors import ServingError
+from phases.engines.ssh.bundle import Bundle
+from phases.base.redaction import without_secrets
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phases.results import RATIO, Measurement
+from phases.base.results import RATIO, Measurement
 from phases.serving.activity import Activity, read_activity, summarize
 from phases.serving.client import Client, Completion
 from phases.serving.prompts import timing_prompt

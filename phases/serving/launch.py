@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from phases.engine.phase_run import PhaseRun
+from phases.run.phase_run import PhaseRun
 from phases.serving.release import OBJECTS, SITE, object_variables, variable
 from phases.serving.settings import EMBEDDED, IntegrationSettings, SideSettings
 

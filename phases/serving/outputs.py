@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phases.errors import ServingError
-from phases.results import RATIO, Measurement
+from phases.base.errors import ServingError
+from phases.base.results import RATIO, Measurement
 from phases.serving.client import Client, Completion, Score, ScoringError
 from phases.serving.prompts import Prompt
 from phases.serving.statistics import Interval, clustered_mean, ratio_of_sums

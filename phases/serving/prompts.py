@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.errors import ServingError
-from phases.reading import NotAFile, open_regular
+from phases.base.errors import ServingError
+from phases.base.reading import NotAFile, open_regular
 
 LONGEST = 16 << 20  # characters of a prompt
 BUILT_IN = Path(__file__).with_name("prompts.json")

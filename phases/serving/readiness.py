@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from phases.clock import Clock
-from phases.errors import ServingError
+from phases.base.clock import Clock
+from phases.base.errors import ServingError
 from phases.serving.client import Client
 from phases.serving.host import Server, ServingHost
 

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from phases.errors import BuildError
-from phases.fleet.bundle import Bundle, Launch, bundle_release, make_bundle
-from phases.kernel import build as kernel_build
-from phases.kernel.contract import Kernel
-from phases.results import BuildRecord
+from phases.base.errors import BuildError
+from phases.engines.ssh.bundle import Bundle, Launch, bundle_release, make_bundle
+from phases.harness import build as kernel_build
+from phases.harness.contract import Kernel
+from phases.base.results import BuildRecord
 
 SITE, OBJECTS = "site", "objects"
 IGNORED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", ".git", ".venv")

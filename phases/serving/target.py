@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.errors import ServingError
-from phases.kernel.contract import Kernel
+from phases.base.errors import ServingError
+from phases.harness.contract import Kernel
 from phases.serving.host import ServingHost
 
 PROBE_SECONDS = 180.0

@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phases.embedded import taken_down
-from phases.embedded.taken_down import TakenDown
-from phases.engine.clock import SystemClock
-from phases.engine.source import repository_of
-from phases.errors import PhaseError
-from phases.fleet.fanout import Results, fan_out
-from phases.fleet.fleet import Fleet
-from phases.fleet.host import Host
-from phases.fleet.lease import read_lease
-from phases.fleet.releases import NEVER, read_inventory
-from phases.fleet.router import make_router
-from phases.fleet.settings import FleetSettings
+from phases.engines.embedded import taken_down
+from phases.engines.embedded.taken_down import TakenDown
+from phases.base.clock import SystemClock
+from phases.ledger.repository import repository_of
+from phases.base.errors import PhaseError
+from phases.engines.ssh.fanout import Results, fan_out
+from phases.engines.ssh.fleet import Fleet
+from phases.engines.ssh.host import Host
+from phases.engines.ssh.lease import read_lease
+from phases.engines.ssh.releases import NEVER, read_inventory
+from phases.engines.ssh.router import make_router
+from phases.engines.ssh.settings import FleetSettings
 from phases.playbook.schema import Playbook
 from phases.serving.client import Client
 
@@ -75,7 +75,7 @@ class FleetWatcher:
         """Ask everything; what has not answered within so many seconds is told as such."""
         if self._fleet is None or self.settings is None:
             return FleetLook(note=self.why_not)
-        from phases.rollout import hot  # brings scipy, which a playbook without a fleet need not wait for
+        from phases.production import hot  # brings scipy, which a playbook without a fleet need not wait for
 
         begun, hosts, router = time.monotonic(), self._fleet.hosts, self.settings.router
         health = _begin(lambda: fan_out(hosts, lambda host: Client(host.url, host.name).health(min(5.0, seconds)), limit=AT_ONCE, deadline=seconds))
@@ -135,7 +135,7 @@ def _settings(playbook: Playbook) -> tuple[FleetSettings | None, str]:
     embedded = playbook.sections.get("embedded_fleet")
     if embedded is None:
         return playbook.sections.get("fleet"), "This playbook has no fleet."
-    from phases.embedded.fleet import fleet_of, was_started
+    from phases.engines.embedded.fleet import fleet_of, was_started
 
     repo = repository_of(playbook.path)
     if not was_started(repo, playbook.name):

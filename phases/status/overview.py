@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from phases.clock import Clock
-from phases.embedded import taken_down
-from phases.embedded.taken_down import TakenDown
-from phases.engine import live_state, progress, run_directory, session, source
-from phases.engine.journal import read as read_journal
-from phases.engine.lock import Lock, Owner, is_dead
-from phases.engine.progress import Standing, State
-from phases.engine.run_directory import RunDirectory
-from phases.errors import Exit, JournalError, LedgerError
+from phases.base.clock import Clock
+from phases.engines.embedded import taken_down
+from phases.engines.embedded.taken_down import TakenDown
+from phases.run import live_state, progress, run_directory, session
+from phases.ledger import repository as source
+from phases.run.journal import read as read_journal
+from phases.run.lock import Lock, Owner, is_dead
+from phases.run.progress import Standing, State
+from phases.run.run_directory import RunDirectory
+from phases.base.errors import Exit, JournalError, LedgerError
 from phases.ledger import lost
 from phases.ledger.checkpoint import RESULTS, Checkpoint
 from phases.ledger.ledger import Ledger

@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phases import __version__
-from phases.engine.files import explain
-from phases.errors import PhaseError
+from phases.base.files import explain
+from phases.base.errors import PhaseError
 from phases.playbook.typed import setting
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from phases.clock import Clock
+    from phases.base.clock import Clock
     from phases.playbook.schema import Playbook
     from phases.status.fleet_view import FleetLook
     from phases.status.overview import Overview
@@ -78,7 +78,7 @@ def keep_written(playbook: Playbook, clock: Clock, warn: Callable[[str], None]) 
     settings: MetricsSettings | None = playbook.sections.get("metrics")
     if settings is None:
         return
-    from phases.engine.closing import ledger_of
+    from phases.run.closing import ledger_of
     from phases.status.overview import gather
 
     try:
@@ -119,8 +119,8 @@ class _Gauges:
 
 
 def _phases(gauges: _Gauges, overview: Overview) -> None:
-    from phases.engine.progress import State
-    from phases.verdict import Verdict
+    from phases.run.progress import State
+    from phases.base.verdict import Verdict
 
     for standing in overview.phases:
         phase, checkpoint = standing.section.name, standing.checkpoint
@@ -167,6 +167,6 @@ def _workers(gauges: _Gauges, look: FleetLook) -> None:
 
 
 def _kernel(overview: Overview) -> str:
-    from phases.kernel import contract
+    from phases.harness import contract
 
     return contract.load(overview.playbook.kernel).name

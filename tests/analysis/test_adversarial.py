@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phases.analysis import Outcome, SequentialTest, TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 from tests.analysis.streams import arm, run
 
 EASY = TestSettings(quantile=0.5, margin=0.5, min_samples=20)  # equal arms would pass within minutes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phases.analysis import Comparison, Outcome, TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 from tests.analysis.streams import arm
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from phases.analysis import ErrorTest, Outcome
 from phases.analysis.counts import clean_requests, kind_of
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 
 def feed(test, *, canary, control, seconds=300.0, rate=10.0, seed=0):

@@ -4,7 +4,7 @@ import pytest
 from phases.analysis import power
 from phases.analysis.records import ArmRecords
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 from tests.analysis.streams import arm
 
 SETTINGS = TestSettings(quantile=0.5)

@@ -6,7 +6,7 @@ import pytest
 from phases.analysis import records, sources
 from phases.analysis.replay import replay_records
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 GOOD = {"t": 1.5, "arm": "canary", "metric": "ttft", "value": 0.2, "status": 200}
 

@@ -10,7 +10,7 @@ from phases.analysis.histograms import HistogramTest, HistogramWindows
 from phases.analysis.decision import Outcome
 from phases.analysis.scrape import HISTOGRAMS, Buckets, Increases, Scrape, split_snapshots
 from phases.analysis.settings import TestSettings
-from phases.errors import AnalysisError
+from phases.base.errors import AnalysisError
 
 REAL = (Path(__file__).parent / "data" / "sglang-metrics.txt").read_text()  # a scrape of SGLang 0.5.23 under speculation
 

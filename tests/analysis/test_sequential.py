@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phases.analysis import Outcome, SequentialTest, TestSettings
-from phases.errors import AnalysisError
-from phases.verdict import Verdict
+from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from tests.analysis.streams import arm, run
 
 

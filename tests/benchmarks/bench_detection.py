@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from phases.analysis.decision import Outcome
-from phases.embedded.down import down
-from phases.embedded.fleet import ensure_up
-from phases.engine.clock import SystemClock
-from phases.engine.phase_run import PhaseRun
-from phases.engine.session import adhoc_run
-from phases.engine.steps import StepContext
-from phases.fleet.host import Host
+from phases.engines.embedded.down import down
+from phases.engines.embedded.fleet import ensure_up
+from phases.base.clock import SystemClock
+from phases.run.phase_run import PhaseRun
+from phases.run.session import adhoc_run
+from phases.run.steps import StepContext
+from phases.engines.ssh.host import Host
 from phases.playbook.loader import load
 from phases.playbook.schema import Playbook
-from phases.rollout import judging, traffic
-from phases.rollout.arms import choose_arms
-from phases.rollout.live import fleet_settings, open_production
-from phases.rollout.production import Production
-from phases.rollout.releases import fleet_releases
-from phases.rollout.rollback import roll_back
+from phases.trial import judging
+from phases.fleet import traffic
+from phases.trial.arms import choose_arms
+from phases.fleet.live import fleet_settings, open_production
+from phases.production.production import Production
+from phases.production.releases import fleet_releases
+from phases.rollback.steps import roll_back
 from phases.serving.environment import environment_facts
 
 PLAYBOOK = Path(__file__).parents[2] / "playbooks" / "local-regression.yaml"

@@ -30,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from tests.fleet.sshfleet import PYTHON, SshFleet, end_processes_of, free_port  # noqa: E402
+from tests.engines.ssh.sshfleet import PYTHON, SshFleet, end_processes_of, free_port  # noqa: E402
 
 PAYLOAD = 5 << 20
 PACKAGES = ["ansible-core", "pyinfra"]

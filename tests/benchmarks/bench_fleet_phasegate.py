@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from phases.fleet.bundle import Launch, make_bundle
-from phases.fleet.deploy import Ready, Windows, guarded_switch, push, switch_back
-from phases.fleet.fleet import Fleet
-from phases.fleet.host import Host, SshOptions
-from phases.fleet.locks import HostLock
-from phases.fleet.releases import NEVER, ReleaseStore, read_inventory
-from phases.fleet.services import ProcessDriver, waiting
-from phases.fleet.session import HostSession, op
+from phases.engines.ssh.bundle import Launch, make_bundle
+from phases.engines.ssh.deploy import Ready, Windows, guarded_switch, push, switch_back
+from phases.engines.ssh.fleet import Fleet
+from phases.engines.ssh.host import Host, SshOptions
+from phases.engines.ssh.locks import HostLock
+from phases.engines.ssh.releases import NEVER, ReleaseStore, read_inventory
+from phases.engines.ssh.services import ProcessDriver, waiting
+from phases.engines.ssh.session import HostSession, op
 
 
 def main() -> None:

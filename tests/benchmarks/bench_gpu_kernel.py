@@ -129,7 +129,7 @@ def sglang_triton() -> Callable[[Batch], Callable[[], object]] | str:
 
 def measured_ceilings() -> dict[str, float]:
     """Bytes/s and FLOP/s of this device, measured now."""
-    from phases.kernel import ceilings
+    from phases.harness import ceilings
 
     return {c.kind: c.value for c in ceilings.measure("cuda")}
 
@@ -219,7 +219,7 @@ def _problem_call(problem, name: str, workspace: torch.Tensor) -> Callable[[], o
 def plot(measured: Result) -> bytes:
     """PNG of measured time over the roofline floor, by the toolkit's own plot of benchmark records, from what --json wrote."""
     from phases.report import plots
-    from phases.results import BenchmarkRecord, Case
+    from phases.base.results import BenchmarkRecord, Case
 
     records = []
     for text, result in measured["microseconds"].items():

@@ -36,19 +36,19 @@ from typing import Any
 TOP = Path(__file__).parents[2]
 sys.path[:0] = [str(TOP), str(TOP / "kernels" / "verify_attn")]
 
-from phases.engine.clock import SystemClock  # noqa: E402
-from phases.engine.session import adhoc_run  # noqa: E402
-from phases.fleet.deploy import first_release, push  # noqa: E402
-from phases.fleet.session import op  # noqa: E402
+from phases.base.clock import SystemClock  # noqa: E402
+from phases.run.session import adhoc_run  # noqa: E402
+from phases.engines.ssh.deploy import first_release, push  # noqa: E402
+from phases.engines.ssh.session import op  # noqa: E402
 from phases.playbook import loader  # noqa: E402
-from phases.rollout import hot  # noqa: E402
-from phases.rollout.live import open_production  # noqa: E402
-from phases.rollout.production import Production  # noqa: E402
-from phases.rollout.releases import fleet_releases  # noqa: E402
+from phases.production import hot  # noqa: E402
+from phases.fleet.live import open_production  # noqa: E402
+from phases.production.production import Production  # noqa: E402
+from phases.production.releases import fleet_releases  # noqa: E402
 from phases.serving.client import Client  # noqa: E402
 from phases.serving.environment import environment_facts  # noqa: E402
 from phases.serving.prompts import timing_prompt  # noqa: E402
-from tests.fleet.sshfleet import PYTHON, SshFleet, end_processes_of, free_port  # noqa: E402
+from tests.engines.ssh.sshfleet import PYTHON, SshFleet, end_processes_of, free_port  # noqa: E402
 
 TOKENS = 24
 PLAYBOOK = """\
@@ -147,7 +147,7 @@ class Servers:
             subprocess.run(["git", *argv], cwd=self.playbook.parent, check=True)
 
     def _start(self, production: Production) -> None:
-        from phases.kernel import contract
+        from phases.harness import contract
 
         settings = production.settings
         made = fleet_releases(settings, contract.load(TOP / "kernels/verify_attn"), environment_facts(settings.server, lambda line: None), lambda line: None)
@@ -306,7 +306,7 @@ def shadow(directory: Path, requests: int) -> None:
 
 def shadow_steps() -> None:
     """The backend alone: verify steps with and without the comparison, in bfloat16 with 16 heads of DeepSeek's size and 4 layers."""
-    from phases.embedded.provision import ensure
+    from phases.engines.embedded.provision import ensure
 
     python = ensure(progress=lambda line: None).python
     environment = {**os.environ, "PYTHONPATH": str(TOP / "kernels/verify_attn"), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}

@@ -26,11 +26,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from phases.engine.closing import ledger_of  # noqa: E402
+from phases.run.closing import ledger_of  # noqa: E402
 from phases.ledger.checkpoint import RESULTS  # noqa: E402
-from phases.rollout import canary  # noqa: E402
+from phases.tp8_canary import steps as canary  # noqa: E402
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord  # noqa: E402
-from tests.rollout.kill_sweep import Boundary, Driven, boundaries, chain  # noqa: E402
+from tests.production.kill_sweep import Boundary, Driven, boundaries, chain  # noqa: E402
 
 TOP = Path(__file__).parents[2]
 PLAYBOOK = f"""\
@@ -179,7 +179,7 @@ def main() -> int:
     words = [word for word in options.steps.split(",") if word]
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as directory:
         if options.fleet == "light":
-            from tests.rollout.light_fleet import LightFleet
+            from tests.production.light_fleet import LightFleet
 
             fleet: Driven = LightFleet(Path(directory) / "light")
         else:

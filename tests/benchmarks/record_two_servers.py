@@ -27,7 +27,7 @@ from pathlib import Path
 
 import requests
 
-from phases.embedded import provision
+from phases.engines.embedded import provision
 
 PLUGIN = '''
 """Slow this server's forward passes by the factor in a file; let MLA run on torch_native."""

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.engine.conftest import Repository
+from tests.run.conftest import Repository
 
 
 class Phase:

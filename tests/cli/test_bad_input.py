@@ -143,8 +143,8 @@ def test_outside_of_git(repository, phase, tmp_path):
 
 
 def test_another_run_holds_the_lock(repository, phase):
-    from phases.engine.clock import SystemClock
-    from phases.engine.lock import Lock
+    from phases.base.clock import SystemClock
+    from phases.run.lock import Lock
 
     with Lock(repository.path / ".phase", "light", SystemClock()).held("phase run build-parity"):
         _one_paragraph(phase("run", "build-parity", code=6).stderr, f"process {os.getpid()}", "s ago", "phase unlock")

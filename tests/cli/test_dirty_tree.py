@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from phases.cli.run import _warn_of_dirty_tree
-from phases.engine.session import _require_clean
-from phases.errors import UsageError
+from phases.run.session import _require_clean
+from phases.base.errors import UsageError
 from phases.playbook.loader import load
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from phases.cli.watchers import Lines, Live
-from phases.errors import BuildError
+from phases.base.errors import BuildError
 from tests.cli.conftest import Phase
-from tests.engine.conftest import git
+from tests.run.conftest import git
 
 
 def test_a_healthy_machine_has_no_problem_and_every_warning_a_cure(phase):
@@ -121,13 +121,13 @@ def test_lines_tell_the_whole_run(repository):
 def test_live_survives_every_event(repository, capsys):
     repository.run(watcher=Live())
     with pytest.raises(KeyError):
-        repository.run(watcher=Live(), script="tests.engine.light_phase:failing_phase")
+        repository.run(watcher=Live(), script="tests.run.light_phase:failing_phase")
     shown = capsys.readouterr().out
     assert "✓ [2/5] prove" in shown and "✗ [2/4] fail" in shown and "waiting for review" in shown
 
 
 def test_live_shows_brackets_as_they_are(capsys):
-    from phases.engine.steps import Step
+    from phases.run.steps import Step
 
     live = Live()
     step = Step("build [sm_90]", "compile [x]", lambda context: {})

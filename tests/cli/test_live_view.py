@@ -10,11 +10,11 @@ from rich.console import Console
 from phases.analysis.decision import Decision, Outcome
 from phases.cli.live_view import RunningStep, look_head, look_row
 from phases.cli.watchers import Lines
-from phases.engine import live_state
-from phases.engine.live_state import Noting
-from phases.fleet.host import Host
-from phases.rollout.looks import look_facts
-from phases.rollout.settings import JudgeSettings, MetricSettings
+from phases.run import live_state
+from phases.run.live_state import Noting
+from phases.engines.ssh.host import Host
+from phases.trial.looks import look_facts
+from phases.trial.settings import JudgeSettings, MetricSettings
 
 
 
@@ -94,7 +94,7 @@ def test_a_run_can_be_looked_at_from_elsewhere_while_it_works(repository):
     assert {state["step"] for state in seen} >= {"prepare", "prove", "judge the gate"} and seen[0]["number"] == 1 and seen[0]["steps"] == 5
     assert live_state.read(runs / "light-build-parity-0001") is None  # over
     with pytest.raises(KeyError):
-        repository.run(watcher=Noting(Lines(io.StringIO()), runs), script="tests.engine.light_phase:failing_phase")
+        repository.run(watcher=Noting(Lines(io.StringIO()), runs), script="tests.run.light_phase:failing_phase")
     assert live_state.read(runs / "light-build-parity-0002") is None
 
 

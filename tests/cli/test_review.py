@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from phases.cli import watchers
 from phases.cli.main import cli
-from phases.engine import session
-from tests.engine.light_phase import light_phase
+from phases.run import session
+from tests.run.light_phase import light_phase
 
 
 @pytest.fixture

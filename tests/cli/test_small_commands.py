@@ -61,8 +61,8 @@ def test_a_run_of_all_phases_stops_at_the_review_and_then_has_nothing_to_do(repo
 
 
 def test_unlock_removes_exactly_the_lock_it_showed(repository, phase):
-    from phases.engine.clock import SystemClock
-    from phases.engine.lock import Lock
+    from phases.base.clock import SystemClock
+    from phases.run.lock import Lock
 
     lock = Lock(repository.path / ".phase", "light", SystemClock())
     lock.acquire("phase run build-parity")
@@ -79,7 +79,7 @@ def test_outputs_nobody_takes_end_without_a_traceback(phase):
 
 
 def test_nohup_is_respected():
-    code = "import os, signal; from phases.engine.stop import install; install(); os.kill(os.getpid(), signal.SIGHUP); print('alive')"
+    code = "import os, signal; from phases.run.stop import install; install(); os.kill(os.getpid(), signal.SIGHUP); print('alive')"
     done = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "alive\n"
 

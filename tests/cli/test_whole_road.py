@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import Phase
-from tests.engine.conftest import git
+from tests.run.conftest import git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.engine.conftest import Repository, git
+from tests.run.conftest import Repository, git
 
 FILE = Path(__file__).parents[2] / "examples" / "github-actions" / "phase-review.yml"
 WORKFLOW = yaml.safe_load(FILE.read_text())

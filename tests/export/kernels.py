@@ -6,9 +6,9 @@ import dataclasses
 import json
 
 from phases.cli.init import _scaffold
-from phases.kernel import contract
-from phases.results import BenchmarkRecord, Case, ParityRecord, Results
-from tests.engine.conftest import git
+from phases.harness import contract
+from phases.base.results import BenchmarkRecord, Case, ParityRecord, Results
+from tests.run.conftest import git
 
 RETURNING = {
     "name": "Norm v1 by Eve", "definition": "norm_float32", "author": "eve",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import KernelContractError
+from phases.base.errors import KernelContractError
 from phases.export import bring_in
 from phases.export.write import export as write
-from phases.kernel import build, contract, parity, solutions
-from phases.kernel.definitions import every
-from phases.kernel.exchange import ExchangeError, Solution
+from phases.harness import build, contract, parity, solutions
+from phases.harness.definitions import every
+from phases.harness.exchange import ExchangeError, Solution
 from phases.ledger.git import Git
 from tests.export.kernels import in_place, manifest, repository, results, solution
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phases.export.bring_in import read_record
-from phases.kernel.exchange import ExchangeError, Solution, check_definition
+from phases.harness.exchange import ExchangeError, Solution, check_definition
 from tests.export.kernels import solution
 
 DEFINITION = {

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from phases.export.write import export
-from phases.kernel.definitions import safetensors
-from phases.kernel.exchange import ExchangeError, Solution, check_definition
+from phases.harness.definitions import safetensors
+from phases.harness.exchange import ExchangeError, Solution, check_definition
 from phases.ledger.git import Git
-from phases.results import ParityRecord
+from phases.base.results import ParityRecord
 from tests.export.kernels import case, manifest, repository, results
 
 

@@ -10,13 +10,15 @@ from phases.analysis.counters import CounterWindows
 from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
-from phases.gates.gate import judge
-from phases.gates.rules import parse
+from phases.gate.gate import judge
+from phases.gate.rules import parse
 from phases.playbook.located import Mistakes, load_text
-from phases.results import Measurement, Results
-from phases.rollout.settings import Amount, JudgeSettings, MetricSettings, RolloutSettings
-from phases.verdict import Verdict
-from tests.rollout.test_bake import SimulatedTime, SimulatedWorkers, bake
+from phases.base.results import Measurement, Results
+from phases.production.settings import Amount
+from phases.trial.settings import JudgeSettings, MetricSettings
+from phases.full_rollout.settings import RolloutSettings
+from phases.base.verdict import Verdict
+from tests.production.test_bake import SimulatedTime, SimulatedWorkers, bake
 
 
 def verdict(rules: list[str], *measured: Measurement) -> Verdict:

@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import FleetError, UsageError
-from phases.fleet.deploy import Ready, Windows, first_release, guarded_switch, push, switch_back
-from phases.fleet.errors import LeaseError, RouterError
-from phases.fleet.host import Host, Timeouts
-from phases.fleet.locks import HostLock
-from phases.fleet.releases import ReleaseStore, read_inventory
-from phases.fleet.router import HookRouter, drain
-from phases.fleet.services import ProcessDriver
-from phases.fleet.session import HostSession
-from phases.fleet.ssh import SshTransport
-from phases.fleet.transport import connect
+from phases.base.errors import FleetError, UsageError
+from phases.engines.ssh.deploy import Ready, Windows, first_release, guarded_switch, push, switch_back
+from phases.engines.ssh.errors import LeaseError, RouterError
+from phases.engines.ssh.host import Host, Timeouts
+from phases.engines.ssh.locks import HostLock
+from phases.engines.ssh.releases import ReleaseStore, read_inventory
+from phases.engines.ssh.router import HookRouter, drain
+from phases.engines.ssh.services import ProcessDriver
+from phases.engines.ssh.session import HostSession
+from phases.engines.ssh.ssh import SshTransport
+from phases.engines.ssh.transport import connect
 from phases.ledger import source
 from phases.ledger.checkpoint import Draft
 from phases.ledger.git import Git
 from phases.ledger.ledger import Ledger
-from phases.rollout.arms import batches
-from phases.verdict import Verdict
-from tests.fleet.conftest import driver, local, lock, open_session, service_bundle, session, sshd  # noqa: F401 - fixtures
-from tests.fleet.sshfleet import SSHD, SshFleet
+from phases.trial.arms import batches
+from phases.base.verdict import Verdict
+from tests.engines.ssh.conftest import driver, local, lock, open_session, service_bundle, session, sshd  # noqa: F401 - fixtures
+from tests.engines.ssh.sshfleet import SSHD, SshFleet
 
 WINDOWS = Windows(300.0, 300.0)
 needs_sshd = pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")

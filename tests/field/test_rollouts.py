@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from phases.engine.closing import ledger_of
-from phases.fleet.lease import read_lease
-from phases.fleet.releases import ReleaseStore
-from phases.results import Results
-from phases.rollout import canary
-from tests.fleet.sshfleet import SSHD
-from tests.rollout.light_fleet import LightFleet
+from phases.run.closing import ledger_of
+from phases.engines.ssh.lease import read_lease
+from phases.engines.ssh.releases import ReleaseStore
+from phases.base.results import Results
+from phases.tp8_canary import steps as canary
+from tests.engines.ssh.sshfleet import SSHD
+from tests.production.light_fleet import LightFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
 

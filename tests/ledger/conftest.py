@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source
 from phases.ledger.checkpoint import Draft, canonical_json
 from phases.ledger.ledger import Ledger
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 
 DraftMaker = Callable[..., Draft]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import GateError, UsageError
+from phases.base.errors import GateError, UsageError
 from phases.ledger.approvals import Review, approve, reject, review_state
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger import source
 from phases.ledger.approvals import approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 
@@ -148,7 +148,7 @@ def test_full_disk_leaves_the_ledger_as_it_was(ledger: Ledger, repo: Path) -> No
     first = ledger.record(make_draft(ledger))
     script = (
         "import resource, signal, sys; from pathlib import Path; from phases.ledger.ledger import Ledger\n"
-        "from phases.errors import LedgerError; from tests.ledger.conftest import make_draft\n"
+        "from phases.base.errors import LedgerError; from tests.ledger.conftest import make_draft\n"
         "ledger = Ledger(Path(sys.argv[1])); draft = make_draft(ledger, 'run-2')\n"
         "import os; draft.files['big.bin'] = os.urandom(1 << 20)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
@@ -164,7 +164,7 @@ def test_read_only_repository(ledger: Ledger, repo: Path) -> None:
     first = ledger.record(make_draft(ledger))
     script = (
         "import sys; from pathlib import Path; from phases.ledger.ledger import Ledger\n"
-        "from phases.errors import LedgerError; from tests.ledger.conftest import make_draft\n"
+        "from phases.base.errors import LedgerError; from tests.ledger.conftest import make_draft\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
         "try:\n    ledger.record(make_draft(ledger, 'run-2'))\nexcept LedgerError as fault:\n    print(fault)\n"
     )

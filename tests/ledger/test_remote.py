@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger.approvals import approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.lost import require_whole
 from phases.ledger.verify import verify_ledger
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 

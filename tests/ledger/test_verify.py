@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import LedgerError
+from phases.base.errors import LedgerError
 from phases.ledger.approvals import UNTAGGED, approve, reject
 from phases.ledger.export import export
 from phases.ledger.ledger import Ledger

@@ -1,4 +1,4 @@
-"""What a rollback says, and that no target can delay it or make it fail. The fleet itself is in tests/rollout; here its part is played."""
+"""What a rollback says, and that no target can delay it or make it fail. The fleet itself is in tests/production; here its part is played."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from phases.engine.clock import SystemClock
-from phases.errors import FleetError
+from phases.base.clock import SystemClock
+from phases.base.errors import FleetError
 from phases.notify.notifier import Notifier
 from phases.notify.settings import WebhookSettings
 from phases.notify.targets import Webhook
 from phases.notify.teller import Teller
-from phases.rollout import rollback
-from phases.rollout.rollback import Rollback, roll_back
+from phases.rollback import steps as rollback
+from phases.rollback.steps import Rollback, roll_back
 
 
 @pytest.fixture

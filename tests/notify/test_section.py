@@ -8,8 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from phases.errors import Exit, PlaybookError
-from phases.findings import Health
+from phases.base.errors import Exit, PlaybookError
+from phases.base.findings import Health
 from phases.notify.doctor import check_target
 from phases.notify.message import TEXT_LIMIT, Event, Message, gate_event
 from phases.notify.settings import NotifySettings, WebhookSettings
@@ -69,10 +69,10 @@ def test_a_run_tells_its_gate_and_the_secret_stays_out_of_everything(repository,
     assert "s3cret" not in repository.git("log", "-p", "--all")
 
 
-def _run(repository, script="tests.engine.light_phase:light_phase"):
+def _run(repository, script="tests.run.light_phase:light_phase"):
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
-    from phases.engine.runner import Silent
+    from phases.run.runner import Silent
 
     warned = []
     with teller_of(repository.playbook, "mine", "build-parity", warned.append) as teller:
@@ -91,7 +91,7 @@ def test_a_failed_gate_says_why_and_an_error_says_where(repository, receiver, mo
     _run(repository)
     (body,) = receiver.bodies
     assert body["event"] in ("gate-failed", "gate-inconclusive") and body["reasons"] and body["reasons"][0].startswith("parity: ")
-    _run(repository, script="tests.engine.light_phase:failing_phase")
+    _run(repository, script="tests.run.light_phase:failing_phase")
     assert receiver.bodies[1]["event"] == "run-stopped" and "step 'fail'" in receiver.bodies[1]["headline"] and receiver.bodies[1]["reasons"] == ["internal error KeyError"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import PlaybookError
+from phases.base.errors import PlaybookError
 from phases.playbook import loader
 from phases.playbook.known import DTYPES, is_architecture, missing_module
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from phases.errors import Exit, PlaybookError
+from phases.base.errors import Exit, PlaybookError
 from phases.playbook import loader
 from phases.playbook.located import Mistakes, load_text
 from phases.playbook.schema import Device, Review, Sign

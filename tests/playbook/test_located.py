@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from phases.errors import PlaybookError
+from phases.base.errors import PlaybookError
 from phases.playbook.located import Mistakes, load, load_text
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from phases.results import BenchmarkRecord, BuildRecord, Case, Ceiling, ParityRecord, Results
+from phases.base.results import BenchmarkRecord, BuildRecord, Case, Ceiling, ParityRecord, Results
 
 
 def times(center, n=15, spread=0.03, seed=0):

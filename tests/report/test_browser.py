@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.report.page import render
 from phases.report.anchors import Anchor
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.report.browser import Browser, find
 from tests.report.test_page import view
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from phases.cli.main import cli
-from phases.errors import PhaseError
+from phases.base.errors import PhaseError
 
 HERE = Path(__file__).parent.parent.parent
 H200 = HERE / "checkpoints" / "h200"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import UsageError
-from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.base.errors import UsageError
+from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.ledger import checkpoint as cp
 from phases.report import timeline
 from phases.report.anchors import Anchor
 from phases.report.page import render
 from phases.report.view import Change, ReportView, _view, with_anchors
-from phases.results import BenchmarkRecord, Case, Measurement, Results
-from phases.verdict import Verdict
+from phases.base.results import BenchmarkRecord, Case, Measurement, Results
+from phases.base.verdict import Verdict
 
 EVIL = "<script>alert('x')</script>\"&"
 

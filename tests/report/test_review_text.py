@@ -10,7 +10,7 @@ from phases.cli.common import show_blocks
 from phases.ledger.checkpoint import Approval
 from phases.report.page import render
 from phases.report.review_text import SHOWN_FACTS, review_blocks
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.report.test_page import view
 
 

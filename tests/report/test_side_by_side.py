@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from phases.gates.outcome import RuleOutcome
+from phases.gate.outcome import RuleOutcome
 from phases.report.page import render
 from phases.report.review_text import review_blocks
 from phases.report.side_by_side import PHASE, TITLE, ratios
 from phases.report.view import ReportView
-from phases.results import RATIO, Measurement, Results
-from phases.verdict import Verdict
+from phases.base.results import RATIO, Measurement, Results
+from phases.base.verdict import Verdict
 from tests.report.test_page import EVIL, Tags, view
 
 

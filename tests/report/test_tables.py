@@ -5,7 +5,7 @@ import re
 import pytest
 
 from phases.report import tables
-from phases.results import BenchmarkRecord, Case, Results
+from phases.base.results import BenchmarkRecord, Case, Results
 from tests.report.sample_results import case, results
 
 

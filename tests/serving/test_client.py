@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import requests
 
-from phases.errors import ServingError
-from phases.serving import outputs, phase_two
+from phases.base.errors import ServingError
+from phases.serving import outputs
+from phases.sglang_integration import steps as phase_two
 from phases.serving.client import Client, Completion, ScoringError
 
 PROMPT, LAST = [5, 6, 7], 511

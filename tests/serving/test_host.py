@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from phases.errors import ServingError
-from phases.fleet.bundle import Launch, make_bundle
+from phases.base.errors import ServingError
+from phases.engines.ssh.bundle import Launch, make_bundle
 from phases.serving.host import LocalHost, Server, shown
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"

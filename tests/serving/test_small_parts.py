@@ -10,15 +10,15 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from phases.errors import PlaybookError, ServingError
+from phases.base.errors import PlaybookError, ServingError
 from phases.playbook.located import Mistakes, load_text
-from phases.results import Results
+from phases.base.results import Results
 from phases.serving import log_scan
 from phases.serving.activity import inactive, read_metrics, summarize
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
 from phases.serving.readiness import await_ready, evidence, why
-from phases.serving.report import table
+from phases.sglang_integration.report import table
 from phases.serving.settings import from_node
 from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
 from phases.serving.target import wrong_architecture

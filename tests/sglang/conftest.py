@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from phases.embedded.provision import ServingEnvironment, ensure
-from phases.engine.clock import SystemClock
-from phases.engine.runner import Silent
-from phases.engine.session import Outcome, run_phase
+from phases.engines.embedded.provision import ServingEnvironment, ensure
+from phases.base.clock import SystemClock
+from phases.run.runner import Silent
+from phases.run.session import Outcome, run_phase
 from phases.ledger.ledger import Ledger
 from phases.playbook.loader import load
-from phases.results import Results
+from phases.base.results import Results
 
 KERNEL = Path(__file__).parents[2] / "kernels" / "verify_attn"
 RULES = (

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from phases.engine.clock import SystemClock
-from phases.engine.phase_one import build_cache
-from phases.kernel import contract
+from phases.base.clock import SystemClock
+from phases.build_parity.steps import build_cache
+from phases.harness import contract
 from phases.serving.activity import read_activity
 from phases.serving.client import Client
 from phases.serving.host import LocalHost

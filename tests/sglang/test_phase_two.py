@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from phases.engine.clock import SystemClock
-from phases.errors import Exit
-from phases.verdict import Verdict
+from phases.base.clock import SystemClock
+from phases.base.errors import Exit
+from phases.base.verdict import Verdict
 from tests.sglang.conftest import Run, processes_of, replace
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tests.fleet.sshfleet import end_processes_of
+from tests.engines.ssh.sshfleet import end_processes_of
 from tests.notify.conftest import Receiver
-from tests.rollout.light_fleet import LightFleet
+from tests.production.light_fleet import LightFleet
 from tests.status.test_textfile import _read
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.timeout(600)]

@@ -12,14 +12,14 @@ import time
 
 import pytest
 
-from phases.engine.clock import SystemClock
-from phases.engine.closing import ledger_of
-from phases.engine.lock import Lock
-from phases.gates.outcome import GateOutcome, RuleOutcome
+from phases.base.clock import SystemClock
+from phases.run.closing import ledger_of
+from phases.run.lock import Lock
+from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.ledger.checkpoint import GATE, RESULTS, Draft, canonical_json
-from phases.results import Results
+from phases.base.results import Results
 from phases.status.overview import gather
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 
 
 def _add(repository, text):

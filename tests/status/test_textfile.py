@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from phases.engine.clock import SystemClock
-from phases.errors import PhaseError
+from phases.base.clock import SystemClock
+from phases.base.errors import PhaseError
 from phases.status import textfile
 from phases.status.fleet_view import FleetLook, WorkerView
-from phases.verdict import Verdict
+from phases.base.verdict import Verdict
 from tests.status.test_status import _add, _record
 
 
@@ -67,7 +67,7 @@ def test_waiting_passed_and_rolled_back(repository, phase, written):
 
 
 def _overview(repository):
-    from phases.engine.closing import ledger_of
+    from phases.run.closing import ledger_of
     from phases.status.overview import gather
 
     return gather(repository.playbook, ledger_of(repository.playbook), SystemClock())
@@ -87,7 +87,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(repository, 
     repository.run()
     _record(repository, "full-rollout", Verdict.PASS, {"end": {"last_good": "ab" * 32}})
     _record(repository, "rollback", Verdict.PASS, {"rollback": {"verified": True}})
-    from phases.engine.lock import Lock
+    from phases.run.lock import Lock
 
     with Lock(repository.path / ".phase", "light", SystemClock()).held("phase run x"):
         textfile.write(tmp_path / "x.prom", _overview(repository), FleetLook((WorkerView("w", "u", "a", "a", "", True, True),)))

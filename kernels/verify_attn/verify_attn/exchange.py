@@ -1,4 +1,4 @@
-"""A case in flashinfer-bench's words: Definition, axes and inputs (see `phases.kernel.definitions` for the form).
+"""A case in flashinfer-bench's words: Definition, axes and inputs (see `phases.harness.definitions` for the form).
 
 Covered: bit masks, draft rows in the pool, 32-bit indices, no padding, no batch-invariant mode; whatever heads, page size,
 dimensions and dtype, which are constants of the Definition.

@@ -1,0 +1,223 @@
+"""The mechanics behind the steps of Phase 1 (`phases.build_parity` tells their story)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from phases.harness import toolchain
+from phases.run.closing import ledger_of
+from phases.base.files import write_json
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import Facts, Step, StepContext
+from phases.base.errors import BuildError
+from phases.harness import contract
+from phases.ledger.checkpoint import RESULTS
+from phases.playbook.schema import BuildParitySettings, CaseSelection, Device, TimedSelection
+from phases.base.results import BuildRecord, ParityRecord, Results
+
+LOOK, BUILD, PARITY, CEILINGS, BENCHMARK, REPORT = (
+    "look around", "build", "prove parity", "measure ceilings", "benchmark", "write the report",
+)  # fmt: skip
+
+
+def look_around(run: PhaseRun) -> Step:
+    """Everything that would stop the phase later, asked first."""
+    wanted = architectures(run)
+    detail = [f"must build: {', '.join(wanted) or 'nothing to compile'}"]
+    if run.settings.optional_architectures:
+        detail.append(f"if a compiler is at hand: {', '.join(run.settings.optional_architectures)}")
+
+    def look(context: StepContext) -> Facts:
+        compilers = toolchain.require(wanted)
+        optional, skipped = toolchain.buildable(run.settings.optional_architectures)
+        compilers |= toolchain.require(optional)
+        for arch, why in skipped.items():
+            context.progress(f"{arch} is skipped: {why}")
+        free = _require_disk(run.work, run.settings.free_disk_mib)
+        ledger_of(run.playbook).preflight()
+        device = choose_device(run.settings)
+        described = contract.describe(run.kernel, device)
+        _anchors(run)
+        facts = described["facts"]
+        for what, selection in (("parity", run.settings.parity), ("benchmark", run.settings.benchmark)):
+            contract.select(described[what], selection.cases or None, what)  # a pattern without a case, before minutes of building
+        context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; architectures: {', '.join([*wanted, *optional]) or 'none'}; {free} MiB free")
+        manifest = {**facts, **compilers, "device": device, "system": platform.platform(), "skipped_architectures": skipped}
+        return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}
+
+    return Step(LOOK, "check compilers, architectures, disk space, device and ledger", look, detail=tuple(detail))
+
+
+def build(run: PhaseRun) -> Step:
+    """Compile every variant for every architecture."""
+
+    def compile_all(context: StepContext) -> dict[str, Any]:
+        from phases.harness import build as kernel_build
+
+        facts = context.facts[LOOK]
+        records = kernel_build.build(run.kernel, facts["archs"], build_cache(run.kernel), context.progress)
+        skipped = tuple(BuildRecord("-", arch, ok=False, reason=f"skipped: {why}") for arch, why in facts["skipped"].items())
+        failed = [record for record in records if not record.ok]
+        if records and len(failed) == len(records):
+            raise BuildError(f"nothing of {run.kernel.name} could be built; first: {failed[0].reason}", hint="Mend what the compiler says.")
+        built = len(records) - len(failed)
+        context.progress(f"{built} {'object' if built == 1 else 'objects'}, {sum(record.cached for record in records)} from the cache")
+        return {"build": records, "facts": {"skipped_builds": [vars(record) for record in skipped]}}
+
+    return run.results_step(BUILD, f"compile {run.kernel.name} ({len(run.kernel.variants)} variants)", compile_all)
+
+
+def prove_parity(run: PhaseRun) -> Step:
+    """Every variant on every parity case against the float64 reference."""
+    selection: CaseSelection = run.settings.parity
+
+    def prove(context: StepContext) -> dict[str, Any]:
+        from phases.harness import parity
+
+        device = context.facts[LOOK]["device"]
+        records = parity.prove(run.kernel, device, selection.variants or None, selection.cases or None, context.progress)
+        wrong = [record for record in records if not record.ok and not record.refused]
+        context.progress(f"{sum(record.ok for record in records)} right, {len(wrong)} wrong, {sum(bool(r.refused) for r in records)} refused")
+        return {"parity": records}
+
+    return run.results_step(PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove, detail=selection.cases)
+
+
+def measure_ceilings(run: PhaseRun) -> Step:
+    """What this device itself reaches: bandwidth and arithmetic."""
+
+    def measure(context: StepContext) -> dict[str, Any]:
+        from phases.harness import ceilings
+
+        return {"ceilings": ceilings.measure(context.facts[LOOK]["device"], progress=context.progress)}
+
+    return run.results_step(CEILINGS, "this device's own read, gather and arithmetic rates", measure)
+
+
+def benchmark(run: PhaseRun) -> Step:
+    """Time the variants on the cases whose parity passed."""
+    selection: TimedSelection = run.settings.benchmark
+    chosen = {key: value for key in ("min_samples", "max_samples", "seconds") if (value := getattr(selection, key)) is not None}
+
+    def time(context: StepContext) -> dict[str, Any]:
+        from phases.harness import benchmark as kernel_benchmark
+
+        so_far = run.gathered(context)
+        records = kernel_benchmark.measure(
+            run.kernel, context.facts[LOOK]["device"], so_far.ceilings, so_far.parity,
+            selection.variants or None, selection.cases or None, context.progress,
+            effort=kernel_benchmark.Effort(**chosen),
+        )  # fmt: skip
+        context.progress(f"{sum(bool(record.samples) for record in records)} of {len(records)} timed")
+        return {"benchmark": records}
+
+    return run.results_step(BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases)
+
+
+def write_report(run: PhaseRun) -> Step:
+    """results.json, tables and plots into the coming checkpoint."""
+
+    def write(context: StepContext) -> Facts:
+        look = context.facts[LOOK]["manifest"]
+        plain = {key: value for key, value in look.items() if key != "skipped_architectures"}
+        gathered = run.gathered(context)
+        results = dataclasses.replace(gathered, facts={**plain, **gathered.facts, **_anchors(run)})
+        shutil.rmtree(run.checkpoint_files, ignore_errors=True)
+        run.checkpoint_files.mkdir(parents=True)
+        write_json(run.checkpoint_files / RESULTS, results.to_json())
+        for name, data in _rendered(results).items():
+            run.add_file(name, data)
+        failures = _failures(results)
+        if failures:
+            run.add_file("failures.txt", failures.encode())
+        files = sorted(path.name for path in run.checkpoint_files.iterdir())
+        context.progress(", ".join(files))
+        return {"files": files}
+
+    def holds(context: StepContext, facts: Facts) -> bool:
+        return all((run.checkpoint_files / name).is_file() for name in facts["files"])
+
+    return Step(REPORT, "results.json, tables and plots", write, holds=holds)
+
+
+def architectures(run: PhaseRun) -> list[str]:
+    """The architectures that must build: the playbook's, else those of kernel.yaml, without the optional ones."""
+    settings: BuildParitySettings = run.settings
+    return [arch for arch in (settings.architectures or run.kernel.architectures) if arch not in settings.optional_architectures]
+
+
+def build_cache(kernel: contract.Kernel) -> Path:
+    """Where a kernel's objects are kept between runs: $<PACKAGE>_CACHE, else <package> in the user's cache directory.
+
+    A kernel that loads its objects by itself looks there too, so what is proved is what was built.
+    """
+    named = os.environ.get(f"{kernel.package.upper().replace('.', '_')}_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else base / kernel.package
+
+
+def choose_device(settings: BuildParitySettings) -> str:
+    """`auto` is the GPU where the driver shows one and this torch can use it."""
+    if settings.device is not Device.AUTO:
+        return settings.device.value
+    return "cuda" if _driver_sees_gpu() and "+cpu" not in metadata.version("torch") else "cpu"
+
+
+def _driver_sees_gpu() -> bool:
+    import ctypes
+
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _require_disk(work: Path, wanted_mib: int) -> int:
+    """MiB free at the run's directory. Raises BuildError below what the playbook asks for."""
+    free = shutil.disk_usage(work).free >> 20
+    if free < wanted_mib:
+        raise BuildError(f"{free} MiB are free at {work}, the playbook asks for {wanted_mib} (free_disk_mib).", hint="Free some space.")
+    return free
+
+
+def _words(selection: CaseSelection, what: str) -> str:
+    variants = ", ".join(selection.variants) or "every variant"
+    return f"{variants} on {'the chosen' if selection.cases else 'all'} {what} cases"
+
+
+def _anchors(run: PhaseRun) -> Facts:
+    """Times of other kernels that the playbook names, as a fact of the results. Raises UsageError when the file is none."""
+    from phases.report import anchors
+
+    named: Path | None = run.settings.anchors
+    return {anchors.FACT: anchors.read(run.playbook.path.parent / named)} if named else {}
+
+
+def _rendered(results: Results) -> dict[str, bytes]:
+    """The table a person reads in a terminal, named after the kernel, and the plots."""
+    from phases.report import anchors, plots, tables
+
+    title = f"{results.kernel} on {results.facts.get('gpu') or results.facts.get('cpu') or 'this machine'}"
+    images = {"roofline.png": plots.achieved(results.benchmark, title), "speedup.png": plots.speedups(results.benchmark, title)}
+    beside = anchors.by_case(results.facts.get(anchors.FACT, {}))
+    return {f"{results.kernel}.txt": tables.report(results, beside).encode(), **{name: data for name, data in images.items() if data}}
+
+
+def _failures(results: Results) -> str:
+    """Everything that went wrong, with the last lines of whoever said so; empty when nothing did."""
+    lines = [f"build {record.variant} for {record.arch}\n{record.reason}" for record in results.build if not record.ok]
+    lines += [_wrong(record) for record in results.parity if not record.ok and not record.refused]
+    lines += [f"benchmark {r.variant} {r.case.key}\n{r.reason}" for r in results.benchmark if r.reason and not r.refused]
+    return "".join(f"{line}\n\n" for line in lines)
+
+
+def _wrong(record: ParityRecord) -> str:
+    return f"parity {record.variant} {record.case.key} on {record.device}\n{record.reason or 'error over tolerance'}"

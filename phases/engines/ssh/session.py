@@ -1,0 +1,166 @@
+"""What the toolkit does on a host: batches of operations over one stream, answered one line each.
+
+    session = HostSession(connect(host))
+    lock, inventory = session.do(op("lock.acquire", token=..., owner=...), op("inventory"))
+
+Operations are listed in `onhost/agent.py`. A batch runs in order and stops at its first failure, which is raised here as
+the matching error of `phases.engines.ssh.errors`. The batch is on the host before it starts, so a toolkit that dies meanwhile
+leaves it finished, not half done.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from phases.base.errors import FleetError
+from phases.engines.ssh.errors import UnreachableError, from_host
+from phases.engines.ssh.host import Host
+from phases.engines.ssh.kit import BOOT, MARK, kit
+from phases.engines.ssh.transport import Stream, Transport
+
+IDLE_SECONDS = 300.0  # how long the host waits for the next request before it drops this session's lock
+MAX_LINE = 16 << 20
+ACK_BYTES = 32 << 10  # the host says so whenever it has taken this much of a body
+# Bytes on the way at most. With 2 MB on the way to a reader slower than the line, sshd (OpenSSH 9.2) was seen to use 0.1 s
+# more of the processor than with little; where it spends that was not profiled. A long line needs more to be filled.
+MIN_WINDOW = 128 << 10
+LINE_RATE = 200e6  # bytes/s that a line is taken to carry at most
+ACK = b"+"
+
+Operation = dict[str, Any]
+
+
+def op(name: str, **arguments: Any) -> Operation:
+    return {"op": name, **arguments}
+
+
+class HostSession:
+    """The agent on one host, started by the first `do` and again after a break. For one thread at a time."""
+
+    def __init__(self, transport: Transport, *, idle: float = IDLE_SECONDS) -> None:
+        self.transport, self.idle = transport, idle
+        self._stream: Stream | None = None
+        self._buffer = b""
+        self.greeting: dict[str, Any] = {}
+
+    @property
+    def host(self) -> Host:
+        return self.transport.host
+
+    def do(self, *operations: Operation, timeout: float | None = None, body: Iterable[bytes | memoryview] = ()) -> list[Any]:
+        """Run the operations and return their results.
+
+        Args:
+            timeout: seconds the host may take to answer; default: the host's command timeout.
+            body: bytes that the last operation reads; each megabyte must be taken within the command timeout.
+
+        Raises: the FleetError the host reports; SilentHostError or UnreachableError when it does not answer, and then
+            it is not known how far the batch got: observe before acting again.
+        """
+        limit = self.host.timeouts.command if timeout is None else timeout
+        if self._stream is not None and not self._stream.alive():
+            self._drop()  # it ended while nothing was asked of it: idle for too long, killed, or the connection broke
+        stream = self._stream or self._start()
+        request = json.dumps({"do": list(operations), "ack": ACK_BYTES}).encode() + b"\n"
+        try:
+            stream.write(request, self.host.timeouts.command)
+            reply = self._send_body(stream, body)
+        except UnreachableError as fault:
+            raise self._refusal(stream) or fault from None
+        while not reply or reply == ACK:
+            reply = self._line(stream, limit)
+        answer = json.loads(reply)
+        if answer["error"]:
+            if any(item["op"] == "release.receive" for item in operations):
+                self._drop()
+            raise from_host(self.host.name, answer["error"])
+        return list(answer["results"])
+
+    def _send_body(self, stream: Stream, body: Iterable[bytes | memoryview]) -> bytes:
+        """Send the body while the host takes it; its reply if one comes before the end (it refuses), else b""."""
+        window, limit = max(MIN_WINDOW, int(stream.latency() * LINE_RATE)), self.host.timeouts.command
+        on_the_way = 0
+        for part in body:
+            for start in range(0, len(part), ACK_BYTES):
+                piece = part[start : start + ACK_BYTES]
+                stream.write(piece, limit)
+                on_the_way += len(piece)
+                while on_the_way > window:
+                    line = self._line(stream, limit)
+                    if line != ACK:
+                        return line
+                    on_the_way -= ACK_BYTES
+        return b""
+
+    def fresh(self) -> HostSession:
+        """Another session over a new connection."""
+        return HostSession(self.transport.fresh(), idle=self.idle)
+
+    def close(self) -> None:
+        """End the session; the host drops the lock it stands behind unless a lease has taken it over."""
+        self._drop()
+        self.transport.close()
+
+    def __enter__(self) -> HostSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> Stream:
+        limit = self.host.timeouts.command
+        stream = self.transport.open([self.host.python, "-E", "-s", "-S", "-c", BOOT, self.host.root, kit().digest, str(self.idle)])
+        self._stream, self._buffer = stream, b""
+        first = self._line(stream, limit).strip()
+        while not first.startswith(MARK.encode()):  # what login scripts print
+            first = self._line(stream, limit).strip()
+        if first.endswith(b"need"):
+            stream.write(kit().line, limit)
+        self.greeting = self.do(op("hello"), timeout=limit)[0]
+        return stream
+
+    def _line(self, stream: Stream, limit: float) -> bytes:
+        until = time.monotonic() + limit
+        while b"\n" not in self._buffer:
+            try:
+                data = stream.read(max(0.0, until - time.monotonic()))
+            except FleetError:
+                self._drop()
+                raise
+            if not data or len(self._buffer) > MAX_LINE:
+                raise self._ended(stream)
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _refusal(self, stream: Stream) -> FleetError | None:
+        """Writing failed: the host may have refused and hung up, and then its last line says why."""
+        line = ACK
+        try:
+            while line == ACK:
+                line = self._line(stream, 1.0)
+        except FleetError:
+            line = b""
+        self._drop()
+        reply = json.loads(line) if line else {}
+        return from_host(self.host.name, reply["error"]) if reply.get("error") else None
+
+    def _ended(self, stream: Stream) -> FleetError:
+        said = stream.errors().strip().splitlines()
+        self._drop()
+        last = said[-1][:300] if said else "no message"
+        hint = "Check the network and the host, then repeat the command."
+        if any(word in last for word in ("not found", "No such file", "no python")):
+            hint = f"Set `python` of this host to a Python 3.8 or newer (now {self.host.python!r})."
+        elif "sudo:" in last:
+            hint = f"Allow {self.host.python} for this user in sudoers with NOPASSWD, or remove `sudo`."
+        return UnreachableError(f"the session on the host ended ({last}).", hint=hint, host=self.host.name)
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        self._buffer = b""
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,29 @@
+"""Judging a phase: every rule, each on its own, the worst decides (DESIGN §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phases.gate.outcome import GateOutcome, RuleOutcome
+from phases.gate.rules import Rule
+from phases.base.results import Results
+from phases.base.verdict import Verdict
+
+
+def judge(phase: str, rules: Iterable[Rule], results: Results) -> GateOutcome:
+    """The verdict on a phase's results.
+
+    A rule that breaks is an ERROR with its reason, not a crash: the other rules' numbers still reach the reviewer. A gate
+    without rules is an ERROR, since it evaluated nothing.
+    """
+    outcomes = tuple(_judge_one(rule, results) for rule in rules)
+    if not outcomes:
+        outcomes = (RuleOutcome("gate", Verdict.ERROR, f"the playbook names no rule for {phase}: nothing was evaluated"),)
+    return GateOutcome(phase=phase, rules=outcomes)
+
+
+def _judge_one(rule: Rule, results: Results) -> RuleOutcome:
+    try:
+        return rule.judge(results)
+    except Exception as fault:  # whatever a rule trips over is its verdict, named, and blocks the gate
+        return RuleOutcome(rule.kind, Verdict.ERROR, f"rule at {rule.where} could not be evaluated: {type(fault).__name__}: {fault}")

@@ -1,0 +1,52 @@
+"""What a gate concluded, rule by rule: exactly the quantities it tested."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from phases.base.verdict import Verdict, worst
+
+
+@dataclass(frozen=True)
+class RuleOutcome:
+    """One rule's verdict and the numbers it rests on."""
+
+    rule: str  # kind of the rule as the playbook names it: parity, speedup ...
+    verdict: Verdict
+    reason: str  # one sentence a reviewer understands
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    threshold: float | None = None
+    unit: str = ""
+    source: str = ""  # which records or which query
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What people call it: the metric where the rule's kind judges any, else its kind."""
+        return str(self.detail.get("metric") or self.rule)
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """All rules of one gate; the worst decides."""
+
+    phase: str
+    rules: tuple[RuleOutcome, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(rule.verdict for rule in self.rules)
+
+    def to_json(self) -> dict[str, Any]:
+        rules = [{**dataclasses.asdict(rule), "verdict": rule.verdict.value} for rule in self.rules]
+        return {"schema": "phasegate/gate/v1", "phase": self.phase, "verdict": self.verdict.value, "rules": rules}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> GateOutcome:
+        rules = tuple(RuleOutcome(**{**rule, "verdict": Verdict(rule["verdict"])}) for rule in data["rules"])
+        return GateOutcome(phase=data["phase"], rules=rules)

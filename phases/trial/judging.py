@@ -1,0 +1,196 @@
+"""A bake as a step runs it: traffic on, both arms watched, leases kept alive, everything kept for the report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from phases.analysis.decision import Decision
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import StepContext
+from phases.engines.ssh.host import Host
+from phases.base.results import Measurement
+from phases.production import agreement, hot
+from phases.production.agreement import AgreementWatch
+from phases.trial.arms import Arms, kinds_of
+from phases.trial.bake import Bake, Fault, Verdict
+from phases.trial.looks import look_facts, name_of
+from phases.trial.metrics import reader
+from phases.production.production import Production
+from phases.tp8_canary.settings import CanarySettings
+from phases.trial.settings import JudgeSettings
+from phases.trial.switchback import Switchback
+from phases.rollback.takeover import put_back_by_others, taken_over
+from phases.fleet.traffic import prompts_of
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
+
+
+def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
+          context: StepContext, *, moved: Sequence[Host] = (), others: Sequence[Host] = ()) -> Verdict:  # fmt: skip
+    """Bake the canary against the control until there is a verdict.
+
+    Args:
+        moved: workers on the candidate beside the canary: not compared, but one at fault ends the bake all the same.
+        others: workers on the incumbent beside the control: part of the reference.
+    """
+    arms = {"canary": canary, "control": control, "": others}
+    urls = {name: {host.name: host.url for host in hosts} for name, hosts in arms.items()}
+    candidates = [*canary, *(host for host in moved if host not in canary)]
+    counted = [0]
+
+    def check() -> Fault | None:
+        counted[0] += 1
+        wrong = watch.disagreement()
+        if wrong:
+            return Fault(wrong.worker, wrong.reason, incumbent=False)
+        fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
+        taken = (taken_over(production) or put_back_by_others(production)) if fault else ""
+        return Fault(fault.worker, f"somebody else took over {taken}", incumbent=False) if fault and taken else fault
+
+    def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
+        context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
+        context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
+
+    watch = AgreementWatch(lambda turn: production.agreement(candidates[turn % len(candidates)]), production.settings.agreement,
+                           at_once=not production.agreements)  # fmt: skip
+    with probing(run, production, settings, canary, control) as probes, watch:
+        bake = Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes, others=urls[""],
+                    read=reader(production.settings, production.workers),
+                    kinds=kinds_of(production.workers))  # fmt: skip
+        verdict = bake.run()
+    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found]))
+
+
+def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings, canary: Sequence[Host], digest: str, context: StepContext) -> Verdict:
+    """Candidate and incumbent in turns on the canary workers, by the hot fallback, until there is a verdict."""
+
+    def switch(arm: str) -> hot.HotSwitch:
+        if arm == "canary":
+            return hot.go_forward(production, canary, turn=True)
+        return hot.fall_back(production, hosts=canary, everywhere=True, turn=True)
+
+    def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
+        context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
+        context.look(look_facts(elapsed, decisions, settings.judge, {"canary": canary, "control": canary}))
+
+    with contextlib.ExitStack() as stack:
+        probes = ArmProbes(run, production, settings.judge, {"": canary}) if settings.judge.probes else None
+        for load in probes.loads if probes else ():
+            load.start()
+            stack.callback(load.abandon)
+        bake = Switchback(
+            settings.judge, settings.turns, {host.name: host.url for host in canary}, context.clock, switch,
+            lambda: _sick(production, canary, (), digest, thorough=True, turns=True), on_look, reader(production.settings, production.workers), probes,
+            kinds_of(production.workers),
+        )  # fmt: skip
+        verdict = bake.run()
+    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in production.agreements))
+
+
+class ArmProbes:
+    """Open-loop requests to both arms at one rate, each arm's workers in turn."""
+
+    def __init__(self, run: PhaseRun, production: Production, settings: JudgeSettings, arms: dict[str, Sequence[Host]]) -> None:
+        self._finished: queue.Queue[tuple[str, RequestRecord]] = queue.Queue()
+        load, timeout = production.settings.load, production.settings.server.request_timeout
+        prompts = prompts_of(run, load)
+        self.loads = [
+            OpenLoopLoad(_in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]), prompts, settings.probes,
+                         max_in_flight=load.max_in_flight, seed=number, on_record=functools.partial(self._keep, arm))
+            for number, (arm, hosts) in enumerate(arms.items())
+        ]  # fmt: skip
+
+    def take(self) -> list[tuple[str, RequestRecord]]:
+        found = []
+        while not self._finished.empty():
+            found.append(self._finished.get())
+        return sorted(found, key=lambda item: item[1].finished)
+
+    def _keep(self, arm: str, record: RequestRecord) -> None:
+        self._finished.put((arm, record))
+
+
+@contextlib.contextmanager
+def probing(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host]) -> Iterator[ArmProbes | None]:
+    """Own requests straight to each arm while the block runs; None when the playbook wants none."""
+    if settings.probes == 0:
+        yield None
+        return
+    probes = ArmProbes(run, production, settings, {"canary": canary, "control": control})
+    with contextlib.ExitStack() as stack:
+        for load in probes.loads:
+            load.start()
+            stack.callback(load.abandon)  # the verdict is in: going back must not wait for a slow canary's answers
+        yield probes
+
+
+def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], RequestRecord]:
+    turns = itertools.cycle(senders)
+    return lambda prompt, due: next(turns)(prompt, due)
+
+
+def measurements(verdict: Verdict) -> tuple[Measurement, ...]:
+    """What a gate judges: each test's decision, and whether a fault ended it."""
+    passed = {"PASS": 1.0, "FAIL": 0.0}.get(verdict.outcome.value)
+    rows = [*(decision.measurement() for decision in verdict.decisions), *agreement.measurements(verdict.agreements)]
+    return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
+
+
+def share_row(verdict: Verdict, arms: Arms) -> Measurement:
+    """Requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
+    canary, control = verdict.requests.get("canary", 0.0), verdict.requests.get("control", 0.0)
+    total = canary + control
+    wanted = len(arms.canary) / (len(arms.canary) + len(arms.control or arms.canary))  # in turns: half of the time
+    ratio = canary / total / wanted if total else None
+    return Measurement("canary_share", ratio, ratio, ratio, n=int(total), unit="of the wanted share", source="response counters of both arms")
+
+
+def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host], digest: str, *, thorough: bool, turns: bool = False) -> Fault | None:
+    """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault.
+
+    Args:
+        turns: the canary runs either kernel, as it is told; that a rank fell back by itself, or by somebody's order, is still a fault.
+    """
+    lost = production.lost_leases()
+    for host in canary:
+        if host.name in lost:
+            return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
+        if not _answers(production, host):
+            return Fault(host.name, "it does not answer /health", incumbent=False)
+        if turns and (reason := production.tripped(host, ever=True) or production.ordered_back(host)):
+            return Fault(host.name, reason, incumbent=False)
+        if thorough and (reason := production.seen_mixed(host, digest, kernel=not turns)):
+            return Fault(host.name, reason, incumbent=False)
+    for host in control:
+        if not _answers(production, host):
+            return Fault(host.name, "the control does not answer /health", incumbent=True)
+    return None
+
+
+def _answers(production: Production, host: Host) -> bool:
+    """Whether a worker answers /health; asked again before it counts as down."""
+    client = production.client(host, 10.0)
+    return client.health() or client.health()
+
+
+def _brief(decision: Decision) -> str:
+    if decision.estimate is None:
+        return f"{name_of(decision)}: {decision.outcome.value} (n {decision.n})"
+    low = "?" if decision.low is None else f"{decision.low:.2f}"
+    high = "?" if decision.high is None else f"{decision.high:.2f}"
+    return f"{name_of(decision)}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
+
+
+def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:
+    """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
+    facts: dict[str, Any] = {"sequential": verdict.facts(), "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
+    facts |= {"reference": [level.to_json() for level in verdict.reference], "agreement": list(verdict.agreements)}
+    if verdict.fault:
+        host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
+        facts["fault"] = {"worker": verdict.fault.worker, "reason": verdict.fault.reason, "log": production.logs(host).splitlines()[-40:] if host else []}
+    return facts

@@ -1,0 +1,113 @@
+"""Guarding production after a rollout: every worker well, latencies against the recorded reference, back by policy.
+
+One look may be a passing burst: a regression counts when a second look, with fresh observations, finds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phases.analysis.decision import Outcome
+from phases.base.clock import Clock
+from phases.engines.embedded.taken_down import require_up
+from phases.run.phase_run import PhaseRun
+from phases.run.session import adhoc_run
+from phases.run.steps import StepContext
+from phases.base.errors import Exit, LedgerError
+from phases.engines.ssh.errors import RouterError
+from phases.playbook.schema import Playbook
+from phases.trial.bake import Fault, Verdict
+from phases.rollback.by_hand import before_rollout, recorded
+from phases.fleet.live import open_production, section
+from phases.production.production import ROLLBACK, Production
+from phases.rollback.steps import roll_back
+from phases.watch.settings import WatchSettings
+from phases.trial.soak import Soak
+from phases.rollback.takeover import claim
+from phases.fleet.traffic import own_load
+from phases.full_rollout.steps import recorded_reference
+
+PHASE = "watch"
+
+
+def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:
+    """Look again and again, or once (for cron).
+
+    Returns:
+        PASSED after a good look with `once`; ROLLED_BACK or ROLLBACK_INCOMPLETE after a regression that was rolled back;
+        GATE_FAILED after one that the policy only reports; INCONCLUSIVE when one look had too little traffic, or the router was silent.
+    Raises:
+        UsageError: the embedded fleet was taken down, before or meanwhile: that is no regression.
+    """
+    require_up(playbook)
+    run = adhoc_run(playbook, PHASE, clock)
+    settings: WatchSettings = section(run, "watch")
+    with open_production(run, "watch", clock, progress) as production, own_load(run, production):
+        while True:
+            verdict = _look(run, production, settings, clock, progress)
+            if verdict.outcome is Outcome.FAIL:
+                progress(f"looking again before anything is done: {verdict.reason}")
+                clock.sleep(settings.judge.window)  # what was found by asking once may be over in a moment
+                verdict = _look(run, production, settings, clock, progress)
+            if verdict.outcome is Outcome.FAIL:
+                require_up(playbook, going_down=True)
+                return _regression(run, production, settings, verdict, clock, progress)
+            if once:
+                code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE
+                return code, {"outcome": verdict.outcome.value, "reason": verdict.reason}
+            if verdict.fault:  # nothing was watched: a rollout judges itself just now, or the router does not say who serves
+                progress(f"looking again in {settings.interval:g} s: {verdict.reason}")
+                clock.sleep(settings.interval)
+
+
+def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]) -> Verdict:
+    """What is found at once, or a soak of one interval. A router that does not answer says nothing about the workers."""
+    try:
+        fault = _standing(production)
+    except RouterError as silent:
+        fault = Fault("router", silent.message, incumbent=True)
+    if fault:
+        return Verdict(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, (), {}, 0.0, fault)
+    context = StepContext(Path(), {}, progress, clock)
+    try:
+        reference = recorded_reference(run)
+    except LedgerError as damaged:  # a ledger in disorder leaves nobody unwatched
+        progress(f"watching without the latencies of Phase 3: {damaged.told}")
+        reference = ()
+    return Soak(production, settings.judge, reference, "", context).run(settings.interval)
+
+
+def _standing(production: Production) -> Fault | None:
+    """A worker that is not what it should be. While a canary or a rollout is under way, watching is its own business."""
+    for state in production.observe():
+        name = state.host.name
+        if state.lease and state.lease.active:
+            return Fault(name, "is under a lease: a canary or a rollout is under way, and judges itself", incumbent=True)
+        if not state.serving:
+            return Fault(name, state.error or "does not answer", incumbent=False)
+        if not state.in_service:
+            return Fault(name, "gets no traffic: the router does not have it", incumbent=False)
+        if state.error:
+            production.progress(f"{name} serves users, and cannot be asked what it runs: {state.error}")
+            continue
+        if state.current != state.last_good:
+            return Fault(name, f"runs {state.current[:12]}, which is not its last good release {state.last_good[:12]}", incumbent=False)
+        if reason := production.seen_mixed(state.host, state.current):
+            return Fault(name, reason, incumbent=False)
+    return None
+
+
+def _regression(run: PhaseRun, production: Production, settings: WatchSettings, verdict: Verdict, clock: Clock,
+                progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:  # fmt: skip
+    found = {"outcome": verdict.outcome.value, "reason": verdict.reason}
+    production.teller.regression(verdict.reason, rolls_back=settings.roll_back)
+    if not settings.roll_back:
+        return Exit.GATE_FAILED, found
+    detected = clock.now()
+    production.purpose = f"{ROLLBACK} watch: {verdict.reason}"
+    target = "" if claim(production) else before_rollout(run.playbook, production)
+    back = roll_back(production, f"watch: {verdict.reason}", detected=detected, target=target)
+    ended = recorded(run, back, detected, clock, progress, back.exit_code)
+    return ended.code, {**found, "rollback": back.to_json(), "checkpoint": ended.checkpoint.name}
