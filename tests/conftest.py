@@ -12,11 +12,17 @@ from hypothesis import HealthCheck, settings
 
 from tests.second_try import pytest_collection_modifyitems, pytest_runtest_setup, pytest_timeout_set_timer
 
-__all__ = ["pytest_collection_modifyitems", "pytest_runtest_setup", "pytest_timeout_set_timer"]  # pytest looks for hooks here
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_runtest_setup",
+    "pytest_timeout_set_timer",
+]  # pytest looks for hooks here
 
 # How long an example takes depends on who else uses the machine: no property test is judged by the clock. Every run tries the same
 # examples, so that a failure is of the change that is tested; to search for new ones: pytest --hypothesis-profile=search.
-settings.register_profile("untimed", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 

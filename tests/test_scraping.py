@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 
-from phases.base import scraping
 from phases.analysis import sources
+from phases.base import scraping
 from phases.base.clock import SystemClock
 from phases.base.errors import PhaseError
+from phases.serving.client import Client
 from phases.trial.bake import Bake
 from phases.trial.metrics import read_metrics
 from phases.trial.settings import JudgeSettings, MetricSettings
-from phases.serving.client import Client
 
 LINE = b'sglang:a_total{rank="\xc3\xa4"} 1.0\n'
 TOLD = r"/metrics is longer than 16 MiB and was read no further"
@@ -121,4 +121,9 @@ def test_records_behind_an_address_may_be_longer(page: tuple[str, type[Page]]) -
 def test_a_bake_says_that_of_the_worker_it_is(page: tuple[str, type[Page]]) -> None:
     judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=0.05, bake=0.1, deadline=10_000, min_samples=10)
     verdict = Bake(judge, {"w1": page[0]}, {"w2": page[0]}, SystemClock(), lambda: None).run()
-    assert verdict.fault and verdict.fault.worker == "w1" and "its metrics cannot be read: " in verdict.reason and TOLD in verdict.reason
+    assert (
+        verdict.fault
+        and verdict.fault.worker == "w1"
+        and "its metrics cannot be read: " in verdict.reason
+        and TOLD in verdict.reason
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = '''
+TESTS = """
 import itertools, time
 import pytest
 
@@ -63,7 +63,7 @@ def test_a_fixture_that_fails_once(late):
 
 def test_counts(fleet):
     assert calls == {"once": 2, "hangs": 2, "always": 2, "late": 2} and fleet == 3 and ENDED == [1, 2]
-'''
+"""
 SETTINGS = "[pytest]\naddopts = -raR --rerun-show-tracebacks --strict-markers\ntimeout = 60\n"
 REPO = Path(__file__).parents[1]
 
@@ -73,13 +73,33 @@ def test_once_and_never_silently(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
     (tmp_path / "conftest.py").write_text("from tests.second_try import *\n")
-    environment = {**{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}, "PYTHONPATH": str(REPO)}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
+        "PYTHONPATH": str(REPO),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = set(done.stdout.splitlines())
-    ended = {word: {line.split("::")[1].split(" ")[0] for line in lines if line.startswith(f"{word} ")} for word in ("RERUN", "FAILED", "ERROR")}
+    ended = {
+        word: {line.split("::")[1].split(" ")[0] for line in lines if line.startswith(f"{word} ")}
+        for word in ("RERUN", "FAILED", "ERROR")
+    }
     assert ended == {
-        "RERUN": {"test_a_fixture_that_fails_once", "test_fails_always", "test_fails_once", "test_hangs_always", "test_hangs_once"},
-        "FAILED": {"test_fails_always", "test_hangs_always"}, "ERROR": set(),
-    }, done.stdout  # fmt: skip
+        "RERUN": {
+            "test_a_fixture_that_fails_once",
+            "test_fails_always",
+            "test_fails_once",
+            "test_hangs_always",
+            "test_hangs_once",
+        },
+        "FAILED": {"test_fails_always", "test_hangs_always"},
+        "ERROR": set(),
+    }, done.stdout
     assert "assert 1 == 2" in done.stdout[done.stdout.index("rerun test summary") :]  # what the first try failed of
     assert done.returncode == 1 and "2 failed, 6 passed, 5 rerun" in done.stdout, done.stdout

@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from phases.analysis.settings import TestSettings
 
 _MODULES = {
-    "Comparison": "comparison", "Joint": "comparison", "ErrorTest": "counts", "Decision": "decision", "Outcome": "decision",
-    "HistogramTest": "histograms", "HistogramWindows": "histograms", "RollingTest": "rolling", "Scrape": "scrape",
-    "SequentialTest": "sequential", "TestSettings": "settings",
-}  # fmt: skip
+    "Comparison": "comparison",
+    "Joint": "comparison",
+    "ErrorTest": "counts",
+    "Decision": "decision",
+    "Outcome": "decision",
+    "HistogramTest": "histograms",
+    "HistogramWindows": "histograms",
+    "RollingTest": "rolling",
+    "Scrape": "scrape",
+    "SequentialTest": "sequential",
+    "TestSettings": "settings",
+}
 
 __all__ = [
     "Comparison",

@@ -106,7 +106,9 @@ class CellPairs:
         """
         arm = self.arms.get(name)
         if arm is None:
-            raise AnalysisError(f"arm {name!r} is neither canary nor control.", hint="Name the arm of each observation.")
+            raise AnalysisError(
+                f"arm {name!r} is neither canary nor control.", hint="Name the arm of each observation."
+            )
         if not len(times):
             return
         if not np.all(np.isfinite(times)):
@@ -137,9 +139,7 @@ class CellPairs:
         present = np.union1d(index["canary"], index["control"])
         edges = {name: np.searchsorted(index[name], np.append(present, present[-1:] + 1)) for name in ARMS}
         for position, which in enumerate(present):
-            parts = {
-                name: taken[name][1][edges[name][position] : edges[name][position + 1]] for name in ARMS
-            }
+            parts = {name: taken[name][1][edges[name][position] : edges[name][position + 1]] for name in ARMS}
             yield self._pair(float(which) * self._cell, parts)
 
     def _pair(self, start: float, parts: dict[str, np.ndarray]) -> Cell:

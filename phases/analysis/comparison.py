@@ -51,7 +51,8 @@ class Comparison:
         window = tests[0].window if tests else 10.0
         deadline = tests[0].deadline if tests else None
         self._errors = [
-            ErrorTest(kind, tolerance=tolerance, alpha=share, window=window, deadline=deadline, source=source) for kind in errors
+            ErrorTest(kind, tolerance=tolerance, alpha=share, window=window, deadline=deadline, source=source)
+            for kind in errors
         ]
 
     def observe(self, arm: str, t: float, metrics: dict[str, float], status: int = 200) -> None:

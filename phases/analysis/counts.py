@@ -50,19 +50,28 @@ class ErrorTest:
     """
 
     def __init__(
-        self, kind: str, *, tolerance: float = 0.01, alpha: float = 0.01, window: float = 10.0,
-        deadline: float | None = None, min_samples: int = 100, source: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        *,
+        tolerance: float = 0.01,
+        alpha: float = 0.01,
+        window: float = 10.0,
+        deadline: float | None = None,
+        min_samples: int = 100,
+        source: str = "",
+    ) -> None:
         if kind not in KINDS:
             raise AnalysisError(f"error kind {kind!r} is neither 5xx nor 4xx.", hint="Choose one of the two.")
         if not 0 <= tolerance < 1 or not 0 < alpha < 0.5:
-            raise AnalysisError(f"tolerance {tolerance} or alpha {alpha} is out of range.", hint="Give small fractions.")
+            raise AnalysisError(
+                f"tolerance {tolerance} or alpha {alpha} is out of range.", hint="Give small fractions."
+            )
         self.kind, self.tolerance, self.alpha, self._window = kind, tolerance, alpha, window
         self._deadline, self._min_samples, self._source = deadline, min_samples, source
         self._log_evidence = np.zeros(len(ODDS))
         self._open: dict[int, np.ndarray] = {}  # window -> requests and incidents, rows by arm
         self._totals = np.zeros((2, 3))  # requests, errors, incidents; rows by arm
-        self._last_incident = {arm: -math.inf for arm in ARMS}
+        self._last_incident = dict.fromkeys(ARMS, -math.inf)
         self._first, self._closed = math.nan, -math.inf
         self._reached: tuple[Outcome, float] | None = None
         self._finished = False
@@ -86,7 +95,9 @@ class ErrorTest:
         if arm not in ARMS:
             raise AnalysisError(f"arm {arm!r} is neither canary nor control.", hint="Name the arm of each observation.")
         if not (math.isfinite(t) and math.isfinite(requests) and 0 <= errors <= requests):
-            raise AnalysisError(f"{errors} errors of {requests} requests at t={t} make no sense.", hint="Check the counters.")
+            raise AnalysisError(
+                f"{errors} errors of {requests} requests at t={t} make no sense.", hint="Check the counters."
+            )
         self._first = t if math.isnan(self._first) else self._first
         incident = bool(errors) and t - self._last_incident[arm] >= CLUSTER
         if incident:
@@ -151,15 +162,17 @@ class ErrorTest:
             high=high,
             threshold=self.tolerance,
             n=int(min(n1, n0)),
-            counts={arm: {"requests": int(n), "errors": int(k), "incidents": int(i)}
-                    for arm, (n, k, i) in zip(ARMS, self._totals, strict=True)},
+            counts={
+                arm: {"requests": int(n), "errors": int(k), "incidents": int(i)}
+                for arm, (n, k, i) in zip(ARMS, self._totals, strict=True)
+            },
             confidence=1 - 2 * self.alpha,
             at=now,
             since=self._reached[1] if self._reached else None,
             started=None if math.isnan(self._first) else self._first,
             unit="rate",
             source=self._source,
-        )  # fmt: skip
+        )
 
 
 def clean_requests(tolerance: float, alpha: float) -> int | None:

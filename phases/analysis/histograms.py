@@ -88,7 +88,9 @@ class HistogramTest:
         if arm not in ARMS:
             raise AnalysisError(f"arm {arm!r} is neither canary nor control.", hint="Name the arm of each scrape.")
         if scrape.t < self._newest[arm] - self.settings.window:
-            raise AnalysisError(f"{scrape.source}: the clock went back to {scrape.t:g}.", hint="Give scrapes in order of time.")
+            raise AnalysisError(
+                f"{scrape.source}: the clock went back to {scrape.t:g}.", hint="Give scrapes in order of time."
+            )
         self._newest[arm] = max(self._newest[arm], scrape.t)
         self._started = scrape.t if self._started is None else self._started
         self._last = scrape
@@ -141,9 +143,11 @@ class HistogramTest:
         return np.maximum(above[np.minimum(upper, len(canary.edges) - 1)], 0.0), np.maximum(above[lower], 0.0)
 
     def _learn(self, control: Buckets, seconds: float) -> None:
-        self._faded = control if self._faded is None else Buckets(
-            control.edges, self._faded.counts * 0.5 ** (seconds / HALF_LIFE) + control.counts
-        )  # fmt: skip
+        self._faded = (
+            control
+            if self._faded is None
+            else Buckets(control.edges, self._faded.counts * 0.5 ** (seconds / HALF_LIFE) + control.counts)
+        )
         level = self.settings.quantile
         if self._faded.total < 1 / min(level, 1 - level):
             return
@@ -158,11 +162,19 @@ class HistogramTest:
         over = settings.deadline is not None and self._started is not None and now - self._started >= settings.deadline
         self._finished = self._finished or over
         decision, self._reached = conclude(
-            settings, self._ratios, self._score.evidence, now=now, reached=self._reached, finished=self._finished,
-            spoiled=self._spoiled(now), started=self._started, n=int(min(self._used.values())),
+            settings,
+            self._ratios,
+            self._score.evidence,
+            now=now,
+            reached=self._reached,
+            finished=self._finished,
+            spoiled=self._spoiled(now),
+            started=self._started,
+            n=int(min(self._used.values())),
             counts={arm: {"used": int(self._used[arm]), "ignored": int(self._ignored[arm])} for arm in ARMS},
-            source=self._source or self._windows.name, exact=False,
-        )  # fmt: skip
+            source=self._source or self._windows.name,
+            exact=False,
+        )
         return decision
 
     def _spoiled(self, now: float) -> str:

@@ -22,7 +22,9 @@ from phases.base.errors import AnalysisError
 
 BLOCK = 30.0
 LONGEST = 12 * 3600.0  # seconds beyond which no bake is planned
-SAFETY = 1.5  # the live threshold has to be learnt, and a recording of minutes knows its own tail roughly: see the benchmark
+SAFETY = (
+    1.5  # the live threshold has to be learnt, and a recording of minutes knows its own tail roughly: see the benchmark
+)
 SLOWDOWNS = np.array([1.02, 1.05, 1.07, 1.1, 1.12, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 5.0])
 
 
@@ -45,10 +47,14 @@ class Recording:
         Raises:
             AnalysisError: fewer than four blocks or 200 requests an arm: too little to resample.
         """
-        parts = [(arm.t[arm.succeeded], np.log(np.maximum(arm.value[arm.succeeded], FLOOR))) for arm in (canary, control)]
+        parts = [
+            (arm.t[arm.succeeded], np.log(np.maximum(arm.value[arm.succeeded], FLOOR))) for arm in (canary, control)
+        ]
         fewest = min(len(t) for t, _ in parts)
         if fewest < 200:
-            raise AnalysisError(f"the A/A recording has {fewest} requests in one arm.", hint="Record at least 200 of each.")
+            raise AnalysisError(
+                f"the A/A recording has {fewest} requests in one arm.", hint="Record at least 200 of each."
+            )
         start = max(t.min() for t, _ in parts)
         count = math.floor((min(t.max() for t, _ in parts) - start) / settings.cell)
         if count * settings.cell < 4 * BLOCK:
@@ -78,9 +84,16 @@ class Recording:
 
 
 def duration(
-    recording: Recording, settings: TestSettings, slowdown: float, *, rate: float | None = None, power: float = 0.95,
-    replays: int = 400, seed: int = 0, longest: float = LONGEST,
-) -> float | None:  # fmt: skip
+    recording: Recording,
+    settings: TestSettings,
+    slowdown: float,
+    *,
+    rate: float | None = None,
+    power: float = 0.95,
+    replays: int = 400,
+    seed: int = 0,
+    longest: float = LONGEST,
+) -> float | None:
     """Seconds a bake must last so that a canary of this slowdown is decided with probability `power`.
 
     A slowdown over the settings' margin must FAIL, one under it must PASS. None when `longest` seconds are not enough.
@@ -91,11 +104,17 @@ def duration(
 
 
 def detectable(
-    recording: Recording, settings: TestSettings, seconds: float, *, rate: float | None = None, power: float = 0.95,
-    replays: int = 400, seed: int = 0,
-) -> float | None:  # fmt: skip
+    recording: Recording,
+    settings: TestSettings,
+    seconds: float,
+    *,
+    rate: float | None = None,
+    power: float = 0.95,
+    replays: int = 400,
+    seed: int = 0,
+) -> float | None:
     """The smallest slowdown (of SLOWDOWNS above the margin) that FAILs within `seconds` with probability `power`, or None."""
-    candidates = SLOWDOWNS[SLOWDOWNS > settings.threshold * 1.001]
+    candidates = SLOWDOWNS[settings.threshold * 1.001 < SLOWDOWNS]
     low, high = 0, len(candidates)
     while low < high:
         middle = (low + high) // 2
@@ -126,9 +145,15 @@ class Plan:
 
 
 def plan(
-    canary: ArmRecords, control: ArmRecords, settings: TestSettings, *, minutes: tuple[int, ...] = (5, 15, 30),
-    rate: float | None = None, longest: float = 4 * 3600.0, replays: int = 200,
-) -> Plan:  # fmt: skip
+    canary: ArmRecords,
+    control: ArmRecords,
+    settings: TestSettings,
+    *,
+    minutes: tuple[int, ...] = (5, 15, 30),
+    rate: float | None = None,
+    longest: float = 4 * 3600.0,
+    replays: int = 200,
+) -> Plan:
     """Plan bakes of so many minutes from two equal arms' records of the settings' metric (a quantile is needed).
 
     Args:
@@ -141,9 +166,7 @@ def plan(
         dispersion=settings.dispersion,
         rate=rate or recording.rate,
         seconds_to_pass=duration(recording, settings, 1.0, rate=rate, longest=longest, replays=replays),
-        detectable={
-            bake: detectable(recording, settings, 60.0 * bake, rate=rate, replays=replays) for bake in minutes
-        },
+        detectable={bake: detectable(recording, settings, 60.0 * bake, rate=rate, replays=replays) for bake in minutes},
     )
 
 
@@ -170,9 +193,15 @@ def dispersion(recording: Recording, settings: TestSettings, *, block: float = 6
 
 
 def _replay(
-    recording: Recording, settings: TestSettings, slowdown: float, rate: float | None, replays: int, horizon: float,
-    rng: np.random.Generator, power: float,
-) -> np.ndarray:  # fmt: skip
+    recording: Recording,
+    settings: TestSettings,
+    slowdown: float,
+    rate: float | None,
+    replays: int,
+    horizon: float,
+    rng: np.random.Generator,
+    power: float,
+) -> np.ndarray:
     """Times (s) at which replays reach the right decision, inf for never within the horizon; shape (replays,)."""
     if settings.quantile is None:
         raise AnalysisError("power is computed for quantiles.", hint="Give a quantile, 0.5 for the median.")

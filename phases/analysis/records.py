@@ -86,7 +86,9 @@ def _row(line: str, where: str) -> tuple[str, str, tuple[float, float, int]]:
     except ValueError as error:
         raise AnalysisError(f"{where}: not JSON: {error}.", hint="Each line is one record.") from None
     except RecursionError:
-        raise AnalysisError(f"{where}: nested too deeply to be a record.", hint="Each line is one flat JSON object.") from None
+        raise AnalysisError(
+            f"{where}: nested too deeply to be a record.", hint="Each line is one flat JSON object."
+        ) from None
     if not isinstance(record, dict):
         raise AnalysisError(f"{where}: not a JSON object.", hint="Each line is one record.")
     arm, metric = record.get("arm"), record.get("metric")

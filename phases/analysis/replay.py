@@ -80,12 +80,22 @@ def replay_records(
     if arms is None:
         raise AnalysisError(f"{source} has no {settings.metric}.", hint=f"It has {', '.join(sorted(records))}.")
     if len(arms) < 2:
-        raise AnalysisError(f"{source} has {settings.metric} of the {next(iter(arms))} only.", hint="Two arms are compared.")
+        raise AnalysisError(
+            f"{source} has {settings.metric} of the {next(iter(arms))} only.", hint="Two arms are compared."
+        )
     test = SequentialTest(settings, source=source)
     counts = [
-        ErrorTest(kind, tolerance=tolerance, alpha=settings.alpha, window=settings.window, deadline=settings.deadline,
-                  min_samples=settings.min_samples, source=source) for kind in kinds
-    ]  # fmt: skip
+        ErrorTest(
+            kind,
+            tolerance=tolerance,
+            alpha=settings.alpha,
+            window=settings.window,
+            deadline=settings.deadline,
+            min_samples=settings.min_samples,
+            source=source,
+        )
+        for kind in kinds
+    ]
     looks: list[Look] = []
     # Windows without any record need no look: a file may hold a gap of days.
     windows = np.unique(np.concatenate([np.floor(arm.t / settings.window) for arm in arms.values()])) + 1
@@ -110,17 +120,29 @@ def replay_records(
 
 
 def replay_snapshots(
-    snapshots: Iterable[tuple[str, Scrape]], settings: TestSettings, *, errors: Iterable[str] = (), tolerance: float = 0.01,
+    snapshots: Iterable[tuple[str, Scrape]],
+    settings: TestSettings,
+    *,
+    errors: Iterable[str] = (),
+    tolerance: float = 0.01,
     source: str = "",
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Prometheus scrapes of both arms in order of time, looked at whenever a window has passed."""
     kinds = tuple(errors)
     settings = shares(settings, 1 + len(kinds))
     test, counters = HistogramTest(settings, source=source), CounterWindows()
     counts = [
-        ErrorTest(kind, tolerance=tolerance, alpha=settings.alpha, window=settings.window, deadline=settings.deadline,
-                  min_samples=settings.min_samples, source=source) for kind in kinds
-    ]  # fmt: skip
+        ErrorTest(
+            kind,
+            tolerance=tolerance,
+            alpha=settings.alpha,
+            window=settings.window,
+            deadline=settings.deadline,
+            min_samples=settings.min_samples,
+            source=source,
+        )
+        for kind in kinds
+    ]
     looks: list[Look] = []
     next_look, now = None, 0.0
     for arm, scrape in snapshots:
@@ -171,7 +193,9 @@ def plot(replay: Replay, path: Path) -> None:
     times = [look.t - start for look in looks]
     low = [look.low if look.low is not None else bottom / 2 for look in looks]
     high = [look.high if look.high is not None else top * 2 for look in looks]
-    axes.fill_between(times, low, high, step="post", alpha=0.25, label=f"{100 * (decision.confidence or 0):.1f} % interval")
+    axes.fill_between(
+        times, low, high, step="post", alpha=0.25, label=f"{100 * (decision.confidence or 0):.1f} % interval"
+    )
     known = [(t, look.estimate) for t, look in zip(times, looks, strict=True) if look.estimate is not None]
     axes.plot([t for t, _ in known], [value for _, value in known], label="estimate")
     axes.axhline(decision.threshold, linestyle="--", color="tab:red", label=f"limit {decision.threshold:g}")

@@ -35,7 +35,13 @@ class QuantileScore:
     REFRESH = 4  # cells between two settings of the threshold
 
     def __init__(
-        self, level: float, lanes: int, *, histograms: int = 1, dispersion: float = 1.0, sketch: FadingHistogram | None = None
+        self,
+        level: float,
+        lanes: int,
+        *,
+        histograms: int = 1,
+        dispersion: float = 1.0,
+        sketch: FadingHistogram | None = None,
     ) -> None:
         self.evidence = SymmetricEvidence(lanes, dispersion=dispersion)
         self._level = level

@@ -110,10 +110,16 @@ class SequentialTest:
         threshold = self._score.log_threshold
         if np.isfinite(threshold[0]):
             # Bin k holds the values over exactly the first k candidate thresholds, which ascend with the ratio.
-            bins = np.bincount(np.searchsorted(self._log_ratios, canary - threshold[0]), minlength=len(self._ratios) + 1)
+            bins = np.bincount(
+                np.searchsorted(self._log_ratios, canary - threshold[0]), minlength=len(self._ratios) + 1
+            )
             over = len(canary) - np.cumsum(bins)[:-1]
-            self._score.fold(over, np.array([len(canary)]), np.array([np.count_nonzero(control > threshold[0])]),
-                             np.array([len(control)]))  # fmt: skip
+            self._score.fold(
+                over,
+                np.array([len(canary)]),
+                np.array([np.count_nonzero(control > threshold[0])]),
+                np.array([len(control)]),
+            )
         self._score.learn(control, cell.seconds)
 
     def _decide(self, now: float) -> Decision:
@@ -121,10 +127,19 @@ class SequentialTest:
         over = settings.deadline is not None and started is not None and now - started >= settings.deadline
         self._finished = self._finished or over
         decision, self._reached = conclude(
-            settings, self._ratios, self._score.evidence, now=now, reached=self._reached, finished=self._finished,
-            spoiled=self._spoiled(now), started=started, n=min(arm.used for arm in arms.values()),
-            counts={name: arm.accounts() for name, arm in arms.items()}, source=self._source, exact=True,
-        )  # fmt: skip
+            settings,
+            self._ratios,
+            self._score.evidence,
+            now=now,
+            reached=self._reached,
+            finished=self._finished,
+            spoiled=self._spoiled(now),
+            started=started,
+            n=min(arm.used for arm in arms.values()),
+            counts={name: arm.accounts() for name, arm in arms.items()},
+            source=self._source,
+            exact=True,
+        )
         return decision
 
     def _spoiled(self, now: float) -> str:
@@ -141,10 +156,20 @@ class SequentialTest:
 
 
 def conclude(
-    settings: TestSettings, ratios: np.ndarray, evidence: SymmetricEvidence, *, now: float,
-    reached: tuple[Outcome, float] | None, finished: bool, spoiled: str, started: float | None, n: int,
-    counts: dict[str, dict[str, int]], source: str, exact: bool,
-) -> tuple[Decision, tuple[Outcome, float] | None]:  # fmt: skip
+    settings: TestSettings,
+    ratios: np.ndarray,
+    evidence: SymmetricEvidence,
+    *,
+    now: float,
+    reached: tuple[Outcome, float] | None,
+    finished: bool,
+    spoiled: str,
+    started: float | None,
+    n: int,
+    counts: dict[str, dict[str, int]],
+    source: str,
+    exact: bool,
+) -> tuple[Decision, tuple[Outcome, float] | None]:
     """Read the decision off the evidence for all candidate ratios.
 
     Args:

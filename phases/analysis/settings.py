@@ -52,7 +52,9 @@ class TestSettings:
 
     def __post_init__(self) -> None:
         self._require(self.metric in METRICS, f"metric {self.metric!r} is none of {', '.join(METRICS)}")
-        self._require(self.quantile is None or 0 < self.quantile < 1, f"quantile {self.quantile} is not between 0 and 1")
+        self._require(
+            self.quantile is None or 0 < self.quantile < 1, f"quantile {self.quantile} is not between 0 and 1"
+        )
         self._require(0 <= self.margin < 5, f"margin {self.margin} is not a fraction such as 0.05")
         self._require(0 < self.alpha < 0.5, f"alpha {self.alpha} is not between 0 and 0.5")
         self._require(0 < self.window < float("inf"), f"window {self.window} is not a positive number of seconds")
@@ -60,7 +62,9 @@ class TestSettings:
         self._require(self.deadline is None or self.deadline > 0, f"deadline {self.deadline} is not positive")
         self._require(1 <= self.dispersion < float("inf"), f"dispersion {self.dispersion} is below 1")
         higher = self.metric in HIGHER_IS_BETTER
-        self._require(not (higher and self.quantile is not None), f"{self.metric} is compared by its mean: leave quantile out")
+        self._require(
+            not (higher and self.quantile is not None), f"{self.metric} is compared by its mean: leave quantile out"
+        )
 
     @staticmethod
     def _require(ok: bool, problem: str) -> None:
@@ -91,5 +95,10 @@ def candidate_ratios(threshold: float) -> np.ndarray:
     import numpy as np  # here: a playbook is read by `phase rollback --hot` too, which must not wait for this
 
     near = np.geomspace(0.8, 1.6, 70)
-    far = [np.geomspace(0.02, 0.2, 24), np.geomspace(0.2, 0.8, 36), np.geomspace(1.6, 10.0, 48), np.geomspace(10.0, 100.0, 24)]
+    far = [
+        np.geomspace(0.02, 0.2, 24),
+        np.geomspace(0.2, 0.8, 36),
+        np.geomspace(1.6, 10.0, 48),
+        np.geomspace(10.0, 100.0, 24),
+    ]
     return np.unique(np.concatenate([*far, near, [1.0, threshold]]))

@@ -24,7 +24,13 @@ class FadingHistogram:
     """
 
     def __init__(
-        self, lanes: int, *, width: float = 0.01, half_life: float = 600.0, floor: float = FLOOR, ceiling: float = CEILING
+        self,
+        lanes: int,
+        *,
+        width: float = 0.01,
+        half_life: float = 600.0,
+        floor: float = FLOOR,
+        ceiling: float = CEILING,
     ) -> None:
         self._origin, self._step = np.log(floor), np.log1p(width)
         self._bins = int(np.ceil((np.log(ceiling) - self._origin) / self._step)) + 1

@@ -55,8 +55,14 @@ def read(names: Iterable[str]) -> Recorded:
     return Recorded(None, tuple(sorted(snapshots, key=lambda pair: pair[1].t)))
 
 
-def live(urls: Iterable[str], *, every: float, until: float | None, now: Callable[[], float] = time.time,
-         sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[str, Scrape]]:  # fmt: skip
+def live(
+    urls: Iterable[str],
+    *,
+    every: float,
+    until: float | None,
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[str, Scrape]]:
     """Scrape `ARM=URL` sources every so many seconds until `until` seconds have passed (for ever without).
 
     A scrape that fails is left out: the arm is then silent, and a silent arm cannot pass.
@@ -100,7 +106,9 @@ def _text(name: str) -> str:
         data = _bytes(name)
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
     except UnicodeDecodeError:
-        raise AnalysisError(f"{name} is not text.", hint="Give JSON lines or Prometheus text, gzipped or not.") from None
+        raise AnalysisError(
+            f"{name} is not text.", hint="Give JSON lines or Prometheus text, gzipped or not."
+        ) from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise AnalysisError(f"cannot read {name}: {error}.", hint="Check the path.") from None
 
@@ -109,7 +117,9 @@ def _bytes(name: str) -> bytes:
     """A file whole; or what comes through standard input (`-`) or a pipe of the shell (`<(zcat ...)`) until its end."""
     if name == "-":
         if sys.stdin.isatty():
-            raise AnalysisError("standard input is a terminal.", hint="Send the records through a pipe, or name a file.")
+            raise AnalysisError(
+                "standard input is a terminal.", hint="Send the records through a pipe, or name a file."
+            )
         return sys.stdin.buffer.read()
     path = Path(name)
     if name.startswith(_OWN_PIPES) and path.is_fifo():

@@ -67,7 +67,9 @@ class PlaybookError(PhaseError):
     stage = "playbook"
     exit_code = Exit.USAGE
 
-    def __init__(self, message: str, *, hint: str = "", host: str = "", mistakes: tuple[tuple[str, int, str], ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", host: str = "", mistakes: tuple[tuple[str, int, str], ...] = ()
+    ) -> None:
         super().__init__(message, hint=hint, host=host)
         self.mistakes = mistakes
 

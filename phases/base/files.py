@@ -54,5 +54,8 @@ def explain(fault: OSError) -> tuple[str, str]:
     if fault.errno in _FULL:
         return f"no space left to write{where}.", "Free some space (or raise the quota or file size limit)."
     if fault.errno in _READ_ONLY:
-        return f"not allowed to write{where} ({fault.strerror}).", "Make it writable for this user, or work in a clone that is."
+        return (
+            f"not allowed to write{where} ({fault.strerror}).",
+            "Make it writable for this user, or work in a clone that is.",
+        )
     return f"{fault.strerror or fault}{where}.", ""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_SECRET = re.compile(r"""((?:api[-_]?key|hf_token|auth[-_]?token|secret|password)['"]?(?:\s*[=:]\s*|\s+)['"]?|Bearer\s+)[^\s'",]{4,}""", re.IGNORECASE)
+_SECRET = re.compile(
+    r"""((?:api[-_]?key|hf_token|auth[-_]?token|secret|password)['"]?(?:\s*[=:]\s*|\s+)['"]?|Bearer\s+)[^\s'",]{4,}""",
+    re.IGNORECASE,
+)
 
 
 def without_secrets(text: str) -> str:

@@ -22,7 +22,9 @@ class TooLong(requests.RequestException):
         super().__init__(f"{url} is longer than {most >> 20} MiB and was read no further")
 
 
-def get_text(url: str, timeout: float, session: requests.Session | None = None, *, most: int = MOST, patience: float = PATIENCE) -> str:
+def get_text(
+    url: str, timeout: float, session: requests.Session | None = None, *, most: int = MOST, patience: float = PATIENCE
+) -> str:
     """The page behind `url`. `timeout` in seconds is for connecting and for each part, `patience` times that for all of them, `most` in bytes.
 
     Raises:

@@ -15,7 +15,9 @@ from phases.run.steps import Step
 def build_parity(run: PhaseRun) -> list[Step]:
     """The steps of Phase 1."""
     return [
-        phase_one.look_around(run),  # compilers, architectures, disk, device, git: what would stop us later stops us now
+        phase_one.look_around(
+            run
+        ),  # compilers, architectures, disk, device, git: what would stop us later stops us now
         phase_one.build(run),  # one object for each variant and architecture, from a cache keyed on content
         phase_one.prove_parity(run),  # every variant on every case against the float64 reference
         phase_one.measure_ceilings(run),  # what this very device can do, so that a speed means something

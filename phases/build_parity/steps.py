@@ -10,20 +10,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from phases.harness import toolchain
-from phases.run.closing import ledger_of
-from phases.base.files import write_json
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import Facts, Step, StepContext
 from phases.base.errors import BuildError
-from phases.harness import contract
+from phases.base.files import write_json
+from phases.base.results import BuildRecord, ParityRecord, Results
+from phases.harness import contract, toolchain
 from phases.ledger.checkpoint import RESULTS
 from phases.playbook.schema import BuildParitySettings, CaseSelection, Device, TimedSelection
-from phases.base.results import BuildRecord, ParityRecord, Results
+from phases.run.closing import ledger_of
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import Facts, Step, StepContext
 
 LOOK, BUILD, PARITY, CEILINGS, BENCHMARK, REPORT = (
-    "look around", "build", "prove parity", "measure ceilings", "benchmark", "write the report",
-)  # fmt: skip
+    "look around",
+    "build",
+    "prove parity",
+    "measure ceilings",
+    "benchmark",
+    "write the report",
+)
 
 
 def look_around(run: PhaseRun) -> Step:
@@ -46,9 +50,19 @@ def look_around(run: PhaseRun) -> Step:
         _anchors(run)
         facts = described["facts"]
         for what, selection in (("parity", run.settings.parity), ("benchmark", run.settings.benchmark)):
-            contract.select(described[what], selection.cases or None, what)  # a pattern without a case, before minutes of building
-        context.progress(f"device {device}: {facts.get('gpu') or facts.get('cpu')}; architectures: {', '.join([*wanted, *optional]) or 'none'}; {free} MiB free")
-        manifest = {**facts, **compilers, "device": device, "system": platform.platform(), "skipped_architectures": skipped}
+            contract.select(
+                described[what], selection.cases or None, what
+            )  # a pattern without a case, before minutes of building
+        context.progress(
+            f"device {device}: {facts.get('gpu') or facts.get('cpu')}; architectures: {', '.join([*wanted, *optional]) or 'none'}; {free} MiB free"
+        )
+        manifest = {
+            **facts,
+            **compilers,
+            "device": device,
+            "system": platform.platform(),
+            "skipped_architectures": skipped,
+        }
         return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}
 
     return Step(LOOK, "check compilers, architectures, disk space, device and ledger", look, detail=tuple(detail))
@@ -62,12 +76,19 @@ def build(run: PhaseRun) -> Step:
 
         facts = context.facts[LOOK]
         records = kernel_build.build(run.kernel, facts["archs"], build_cache(run.kernel), context.progress)
-        skipped = tuple(BuildRecord("-", arch, ok=False, reason=f"skipped: {why}") for arch, why in facts["skipped"].items())
+        skipped = tuple(
+            BuildRecord("-", arch, ok=False, reason=f"skipped: {why}") for arch, why in facts["skipped"].items()
+        )
         failed = [record for record in records if not record.ok]
         if records and len(failed) == len(records):
-            raise BuildError(f"nothing of {run.kernel.name} could be built; first: {failed[0].reason}", hint="Mend what the compiler says.")
+            raise BuildError(
+                f"nothing of {run.kernel.name} could be built; first: {failed[0].reason}",
+                hint="Mend what the compiler says.",
+            )
         built = len(records) - len(failed)
-        context.progress(f"{built} {'object' if built == 1 else 'objects'}, {sum(record.cached for record in records)} from the cache")
+        context.progress(
+            f"{built} {'object' if built == 1 else 'objects'}, {sum(record.cached for record in records)} from the cache"
+        )
         return {"build": records, "facts": {"skipped_builds": [vars(record) for record in skipped]}}
 
     return run.results_step(BUILD, f"compile {run.kernel.name} ({len(run.kernel.variants)} variants)", compile_all)
@@ -81,12 +102,18 @@ def prove_parity(run: PhaseRun) -> Step:
         from phases.harness import parity
 
         device = context.facts[LOOK]["device"]
-        records = parity.prove(run.kernel, device, selection.variants or None, selection.cases or None, context.progress)
+        records = parity.prove(
+            run.kernel, device, selection.variants or None, selection.cases or None, context.progress
+        )
         wrong = [record for record in records if not record.ok and not record.refused]
-        context.progress(f"{sum(record.ok for record in records)} right, {len(wrong)} wrong, {sum(bool(r.refused) for r in records)} refused")
+        context.progress(
+            f"{sum(record.ok for record in records)} right, {len(wrong)} wrong, {sum(bool(r.refused) for r in records)} refused"
+        )
         return {"parity": records}
 
-    return run.results_step(PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove, detail=selection.cases)
+    return run.results_step(
+        PARITY, f"{_words(selection, 'parity')} against the float64 reference", prove, detail=selection.cases
+    )
 
 
 def measure_ceilings(run: PhaseRun) -> Step:
@@ -103,21 +130,32 @@ def measure_ceilings(run: PhaseRun) -> Step:
 def benchmark(run: PhaseRun) -> Step:
     """Time the variants on the cases whose parity passed."""
     selection: TimedSelection = run.settings.benchmark
-    chosen = {key: value for key in ("min_samples", "max_samples", "seconds") if (value := getattr(selection, key)) is not None}
+    chosen = {
+        key: value
+        for key in ("min_samples", "max_samples", "seconds")
+        if (value := getattr(selection, key)) is not None
+    }
 
     def time(context: StepContext) -> dict[str, Any]:
         from phases.harness import benchmark as kernel_benchmark
 
         so_far = run.gathered(context)
         records = kernel_benchmark.measure(
-            run.kernel, context.facts[LOOK]["device"], so_far.ceilings, so_far.parity,
-            selection.variants or None, selection.cases or None, context.progress,
+            run.kernel,
+            context.facts[LOOK]["device"],
+            so_far.ceilings,
+            so_far.parity,
+            selection.variants or None,
+            selection.cases or None,
+            context.progress,
             effort=kernel_benchmark.Effort(**chosen),
-        )  # fmt: skip
+        )
         context.progress(f"{sum(bool(record.samples) for record in records)} of {len(records)} timed")
         return {"benchmark": records}
 
-    return run.results_step(BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases)
+    return run.results_step(
+        BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases
+    )
 
 
 def write_report(run: PhaseRun) -> Step:
@@ -149,7 +187,11 @@ def write_report(run: PhaseRun) -> Step:
 def architectures(run: PhaseRun) -> list[str]:
     """The architectures that must build: the playbook's, else those of kernel.yaml, without the optional ones."""
     settings: BuildParitySettings = run.settings
-    return [arch for arch in (settings.architectures or run.kernel.architectures) if arch not in settings.optional_architectures]
+    return [
+        arch
+        for arch in (settings.architectures or run.kernel.architectures)
+        if arch not in settings.optional_architectures
+    ]
 
 
 def build_cache(kernel: contract.Kernel) -> Path:
@@ -184,7 +226,10 @@ def _require_disk(work: Path, wanted_mib: int) -> int:
     """MiB free at the run's directory. Raises BuildError below what the playbook asks for."""
     free = shutil.disk_usage(work).free >> 20
     if free < wanted_mib:
-        raise BuildError(f"{free} MiB are free at {work}, the playbook asks for {wanted_mib} (free_disk_mib).", hint="Free some space.")
+        raise BuildError(
+            f"{free} MiB are free at {work}, the playbook asks for {wanted_mib} (free_disk_mib).",
+            hint="Free some space.",
+        )
     return free
 
 
@@ -206,16 +251,24 @@ def _rendered(results: Results) -> dict[str, bytes]:
     from phases.report import anchors, plots, tables
 
     title = f"{results.kernel} on {results.facts.get('gpu') or results.facts.get('cpu') or 'this machine'}"
-    images = {"roofline.png": plots.achieved(results.benchmark, title), "speedup.png": plots.speedups(results.benchmark, title)}
+    images = {
+        "roofline.png": plots.achieved(results.benchmark, title),
+        "speedup.png": plots.speedups(results.benchmark, title),
+    }
     beside = anchors.by_case(results.facts.get(anchors.FACT, {}))
-    return {f"{results.kernel}.txt": tables.report(results, beside).encode(), **{name: data for name, data in images.items() if data}}
+    return {
+        f"{results.kernel}.txt": tables.report(results, beside).encode(),
+        **{name: data for name, data in images.items() if data},
+    }
 
 
 def _failures(results: Results) -> str:
     """Everything that went wrong, with the last lines of whoever said so; empty when nothing did."""
     lines = [f"build {record.variant} for {record.arch}\n{record.reason}" for record in results.build if not record.ok]
     lines += [_wrong(record) for record in results.parity if not record.ok and not record.refused]
-    lines += [f"benchmark {r.variant} {r.case.key}\n{r.reason}" for r in results.benchmark if r.reason and not r.refused]
+    lines += [
+        f"benchmark {r.variant} {r.case.key}\n{r.reason}" for r in results.benchmark if r.reason and not r.refused
+    ]
     return "".join(f"{line}\n\n" for line in lines)
 
 

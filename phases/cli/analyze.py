@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from phases.cli.common import example, json_option, note, print_json, say, show_table
 from phases.base.errors import Exit
+from phases.cli.common import example, json_option, note, print_json, say, show_table
 
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 
@@ -25,22 +25,33 @@ METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 @click.option("--quantile", type=float, default=None, help="0.95 for p95 (the default for latencies).")
 @click.option("--mean", "by_mean", is_flag=True, help="Compare mean log ratios instead of a quantile.")
 @click.option("--margin", type=float, default=0.05, show_default=True, help="Slowdown still acceptable, as a fraction.")
-@click.option("--alpha", type=float, default=0.01, show_default=True, help="Chance of a wrong FAIL over all looks and metrics.")
+@click.option(
+    "--alpha", type=float, default=0.01, show_default=True, help="Chance of a wrong FAIL over all looks and metrics."
+)
 @click.option("--window", type=float, default=10.0, show_default=True, help="Seconds between looks.")
 @click.option("--deadline", type=float, default=None, help="Seconds after which an open test is INCONCLUSIVE.")
 @click.option("--settle", type=float, default=30.0, show_default=True, help="Seconds ignored after an arm's restart.")
 @click.option("--min-samples", type=int, default=100, show_default=True, help="Requests of each arm needed for PASS.")
 @click.option(
-    "--errors", type=click.Choice(["5xx", "4xx", "both", "none"]), default="none", show_default=True,
+    "--errors",
+    type=click.Choice(["5xx", "4xx", "both", "none"]),
+    default="none",
+    show_default=True,
     help="Compare error rates as well.",
 )
 @click.option("--tolerance", type=float, default=0.01, show_default=True, help="Excess error rate still acceptable.")
 @click.option(
-    "--a-a", "a_a", default=None, metavar="FILE",
+    "--a-a",
+    "a_a",
+    default=None,
+    metavar="FILE",
     help="Recording of two equal arms: its noise is taken into account, and what such a bake can detect is shown.",
 )
 @click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), default=None,
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
     help="Draw the interval over time (.png, .svg, .pdf).",
 )
 @json_option
@@ -63,7 +74,9 @@ def analyze(sources: tuple[str, ...], a_a: str | None, plot_path: Path | None, a
     if not 0 <= options["tolerance"] < 1:
         raise click.UsageError(f"tolerance {options['tolerance']:g} is not a fraction such as 0.01")
     if plot_path is not None and plot_path.suffix.lower() not in PLOTS:
-        raise click.UsageError(f"cannot draw to {plot_path}: name a file ending in {', '.join(PLOTS[:-1])} or {PLOTS[-1]}")
+        raise click.UsageError(
+            f"cannot draw to {plot_path}: name a file ending in {', '.join(PLOTS[:-1])} or {PLOTS[-1]}"
+        )
     if quantile is None and not options["by_mean"] and options["metric"] not in HIGHER_IS_BETTER:
         quantile = 0.95
     names = ("metric", "margin", "alpha", "window", "deadline", "settle", "min_samples")
@@ -91,7 +104,9 @@ def _replay(sources: tuple[str, ...], settings: Any, kinds: tuple[str, ...], tol
     if all(reading.is_target(name) for name in sources):
         if {reading.target(name)[0] for name in sources} != {"canary", "control"}:
             raise click.UsageError("name at least one server of each arm: canary=URL control=URL")
-        note(f"scraping every {settings.window:g} s until there is a verdict{'' if settings.deadline else ' (no --deadline)'}")
+        note(
+            f"scraping every {settings.window:g} s until there is a verdict{'' if settings.deadline else ' (no --deadline)'}"
+        )
         until = None if settings.deadline is None else settings.deadline + settings.window
         stream = reading.live(sources, every=settings.window, until=until)
         return replay_snapshots(stream, settings, errors=kinds, tolerance=tolerance, source=source)
@@ -110,7 +125,9 @@ def _planned(name: str, settings: Any) -> tuple[Any, dict[str, Any]]:
 
     arms = (sources.read([name]).records or {}).get(settings.metric, {})
     if len(arms) < 2:
-        raise AnalysisError(f"{name} has no {settings.metric} records of both arms.", hint="Record an A/A run as JSON lines.")
+        raise AnalysisError(
+            f"{name} has no {settings.metric} records of both arms.", hint="Record an A/A run as JSON lines."
+        )
     if settings.quantile is None:
         recording = power.Recording.of(arms["canary"], arms["control"], settings)
         known = {"dispersion": power.dispersion(recording, settings)}
@@ -124,14 +141,28 @@ def _show(found: Any, planned: dict[str, Any]) -> None:
         return "-" if value is None else f"{value:.4g}"
 
     rows = [
-        (d.metric, d.statistic, d.outcome.value, number(d.estimate), f"{number(d.low)} … {number(d.high)}", number(d.threshold),
-         str(d.n), "-" if d.seconds_to_decide is None else f"{d.seconds_to_decide:.0f} s") for d in found.decisions
-    ]  # fmt: skip
+        (
+            d.metric,
+            d.statistic,
+            d.outcome.value,
+            number(d.estimate),
+            f"{number(d.low)} … {number(d.high)}",
+            number(d.threshold),
+            str(d.n),
+            "-" if d.seconds_to_decide is None else f"{d.seconds_to_decide:.0f} s",
+        )
+        for d in found.decisions
+    ]
     show_table(("metric", "statistic", "verdict", "estimate", "interval", "limit", "n", "reached after"), rows)
     for decision in found.decisions:
         say(f"{decision.metric}: {decision.reason}; source: {decision.source}")
     if planned:
-        bakes = ", ".join(f"{minutes} min: {'none' if r is None else f'{r:g}x'}" for minutes, r in planned.get("detectable", {}).items())
-        say(f"A/A: dispersion {planned['dispersion']:.2f}; detectable with 95 % power: {bakes}; "
-                   f"an equal canary passes after {number(planned.get('seconds_to_pass'))} s")  # fmt: skip
+        bakes = ", ".join(
+            f"{minutes} min: {'none' if r is None else f'{r:g}x'}"
+            for minutes, r in planned.get("detectable", {}).items()
+        )
+        say(
+            f"A/A: dispersion {planned['dispersion']:.2f}; detectable with 95 % power: {bakes}; "
+            f"an equal canary passes after {number(planned.get('seconds_to_pass'))} s"
+        )
     say(f"verdict: {found.outcome.value}")

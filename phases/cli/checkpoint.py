@@ -9,25 +9,44 @@ from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import STYLES, completing, example, json_option, load_playbook, note, open_ledger, playbook_option, print_json, short, show_table, when
-from phases.cli.lazy import LazyGroup
 from phases.base.errors import Exit, LedgerError, UsageError
+from phases.cli.common import (
+    STYLES,
+    completing,
+    example,
+    json_option,
+    load_playbook,
+    note,
+    open_ledger,
+    playbook_option,
+    print_json,
+    short,
+    show_table,
+    when,
+)
+from phases.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
+    from phases.base.results import Results
     from phases.ledger.checkpoint import Approval, Checkpoint
     from phases.ledger.ledger import Ledger
-    from phases.base.results import Results
 
-which = click.argument("checkpoint", metavar="[CHECKPOINT]", default="latest", shell_complete=completing("complete_checkpoint"))
+which = click.argument(
+    "checkpoint", metavar="[CHECKPOINT]", default="latest", shell_complete=completing("complete_checkpoint")
+)
 
 
-@click.group(cls=LazyGroup, table={
-    "list": ("phases.cli.checkpoint:list_", "List the checkpoints of the ledger."),
-    "show": ("phases.cli.checkpoint:show", "Show one checkpoint: its manifest, its table, any of its files."),
-    "diff": ("phases.cli.checkpoint:diff", "Compare the benchmarks of two checkpoints, with intervals."),
-    "verify": ("phases.cli.checkpoint:verify", "Prove that nothing in the ledger was altered."),
-    "export": ("phases.cli.checkpoint:export", "Write a checkpoint out as plain files that verify on their own."),
-}, epilog=example("phase checkpoint list", "phase checkpoint diff 1 2", "phase checkpoint verify"))  # fmt: skip
+@click.group(
+    cls=LazyGroup,
+    table={
+        "list": ("phases.cli.checkpoint:list_", "List the checkpoints of the ledger."),
+        "show": ("phases.cli.checkpoint:show", "Show one checkpoint: its manifest, its table, any of its files."),
+        "diff": ("phases.cli.checkpoint:diff", "Compare the benchmarks of two checkpoints, with intervals."),
+        "verify": ("phases.cli.checkpoint:verify", "Prove that nothing in the ledger was altered."),
+        "export": ("phases.cli.checkpoint:export", "Write a checkpoint out as plain files that verify on their own."),
+    },
+    epilog=example("phase checkpoint list", "phase checkpoint diff 1 2", "phase checkpoint verify"),
+)
 def checkpoint() -> None:
     """List, show, compare, verify and export checkpoints.
 
@@ -75,14 +94,28 @@ def _decisions(ledger: Ledger, found: Checkpoint, faults: list[LedgerError]) -> 
 
 
 def _row(found: Checkpoint, made: list[Approval] | None) -> list[str]:
-    decision = "damaged" if made is None else {"approve": "approved", "reject": "rejected"}[made[-1].decision] if made else "-"
+    decision = (
+        "damaged" if made is None else {"approve": "approved", "reject": "rejected"}[made[-1].decision] if made else "-"
+    )
     recorded = when(str(found.manifest.get("recorded_at", "-")))
-    return [str(found.number), found.phase, found.verdict.value, short(found.digest), recorded, str(found.manifest.get("kernel")), decision]
+    return [
+        str(found.number),
+        found.phase,
+        found.verdict.value,
+        short(found.digest),
+        recorded,
+        str(found.manifest.get("kernel")),
+        decision,
+    ]
 
 
-@click.command(epilog=example("phase checkpoint show", "phase checkpoint show 3", "phase checkpoint show 3 --file results.json"))
+@click.command(
+    epilog=example("phase checkpoint show", "phase checkpoint show 3", "phase checkpoint show 3 --file results.json")
+)
 @which
-@click.option("--file", "file_name", metavar="NAME", help="Write this file of the checkpoint to stdout instead, byte for byte.")
+@click.option(
+    "--file", "file_name", metavar="NAME", help="Write this file of the checkpoint to stdout instead, byte for byte."
+)
 @playbook_option
 @json_option
 def show(checkpoint: str, file_name: str | None, playbook_path: Path | None, as_json: bool) -> None:
@@ -94,7 +127,9 @@ def show(checkpoint: str, file_name: str | None, playbook_path: Path | None, as_
         _write_file(found, files, file_name)
         return
     if as_json:
-        print_json({**found.to_json(), "manifest": found.manifest, "files": {name: len(data) for name, data in files.items()}})
+        print_json(
+            {**found.to_json(), "manifest": found.manifest, "files": {name: len(data) for name, data in files.items()}}
+        )
         return
     click.echo(f"Checkpoint {found.name}\ndigest  {found.digest}\ncommit  {found.commit}")
     click.echo(f"by      {found.author}, {when(str(found.manifest.get('recorded_at')))} UTC\n")
@@ -113,7 +148,9 @@ def _write_file(found: Checkpoint, files: dict[str, bytes], name: str) -> None:
     sys.stdout.buffer.flush()
 
 
-@click.command(epilog=example("phase checkpoint diff 1 2", "phase checkpoint diff 0001-build-parity-PASS latest --json"))
+@click.command(
+    epilog=example("phase checkpoint diff 1 2", "phase checkpoint diff 0001-build-parity-PASS latest --json")
+)
 @click.argument("first", shell_complete=completing("complete_checkpoint"))
 @click.argument("second", default="latest", shell_complete=completing("complete_checkpoint"))
 @playbook_option
@@ -126,7 +163,10 @@ def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> 
     ledger = _ledger(playbook_path)
     before, after = ledger.find(first), ledger.find(second)
     if before.phase != after.phase:
-        raise UsageError(f"{before.name} and {after.name} are of two phases: nothing in them compares.", hint="`phase checkpoint list` shows which are of one.")
+        raise UsageError(
+            f"{before.name} and {after.name} are of two phases: nothing in them compares.",
+            hint="`phase checkpoint list` shows which are of one.",
+        )
     with read_as_recorded(ledger, before, after):
         compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
         if as_json:
@@ -137,16 +177,22 @@ def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> 
 
 
 def _results(ledger: Ledger, found: Checkpoint) -> Results:
-    from phases.ledger.checkpoint import RESULTS
     from phases.base.results import Results
+    from phases.ledger.checkpoint import RESULTS
 
     try:
         return Results.from_json(json.loads(ledger.files(found)[RESULTS]))
     except (KeyError, ValueError, TypeError) as fault:
-        raise LedgerError(f"{found.name} holds no readable results: {fault}.", hint=f"Run `phase checkpoint verify {found.number}`.") from fault
+        raise LedgerError(
+            f"{found.name} holds no readable results: {fault}.", hint=f"Run `phase checkpoint verify {found.number}`."
+        ) from fault
 
 
-@click.command(epilog=example("phase checkpoint verify", "phase checkpoint verify 3", "phase checkpoint verify ./0003-build-parity-PASS"))
+@click.command(
+    epilog=example(
+        "phase checkpoint verify", "phase checkpoint verify 3", "phase checkpoint verify ./0003-build-parity-PASS"
+    )
+)
 @click.argument("checkpoint", metavar="[CHECKPOINT|DIRECTORY]", required=False)
 @playbook_option
 @json_option
@@ -180,9 +226,18 @@ def _everything(ledger: Ledger) -> str:
     return f"{'the only checkpoint' if count == 1 else f'all {count} checkpoints'} on branch {ledger.branch}"
 
 
-@click.command(epilog=example("phase checkpoint export 3 --to checkpoints", "phase checkpoint export latest --to /tmp/for-review"))
+@click.command(
+    epilog=example("phase checkpoint export 3 --to checkpoints", "phase checkpoint export latest --to /tmp/for-review")
+)
 @which
-@click.option("--to", "target", type=click.Path(path_type=Path, file_okay=False), default=Path("checkpoints"), show_default=True, help="Directory to write into.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("checkpoints"),
+    show_default=True,
+    help="Directory to write into.",
+)
 @playbook_option
 @json_option
 def export(checkpoint: str, target: Path, playbook_path: Path | None, as_json: bool) -> None:

@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CANDIDATES = ("playbook.yaml", "playbooks/local.yaml")
 _GLUE = "\ue000"  # a blank not to be folded at; no text of ours or that passed `harmless` has it
 
+
 def completing(name: str) -> Callable[..., list[Any]]:
     """A completion function of `phases.cli.completion`, imported when a shell asks."""
 
@@ -39,9 +40,14 @@ def completing(name: str) -> Callable[..., list[Any]]:
 
 
 playbook_option: Callable[[F], F] = click.option(
-    "-p", "--playbook", "playbook_path", type=click.Path(path_type=Path), metavar="FILE", shell_complete=completing("complete_playbook"),
+    "-p",
+    "--playbook",
+    "playbook_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    shell_complete=completing("complete_playbook"),
     help="The playbook. Default: $PHASE_PLAYBOOK, else playbook.yaml or playbooks/local.yaml here or in a directory above.",
-)  # fmt: skip
+)
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
@@ -70,7 +76,9 @@ def find_playbook() -> Path:
                 return found.relative_to(here) if found.is_relative_to(here) else found
         if (directory / ".git").exists():
             break
-    raise UsageError("no playbook given, and none found here.", hint="Name one with -p FILE, or make one with `phase init`.")
+    raise UsageError(
+        "no playbook given, and none found here.", hint="Name one with -p FILE, or make one with `phase init`."
+    )
 
 
 def option_for(playbook: Playbook) -> str:
@@ -114,7 +122,9 @@ def flowed(text: str, stream: Any = None) -> str:
         return text
     indent = text[: len(text) - len(text.lstrip())]
     whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _GLUE), text)
-    rows = textwrap.wrap(whole, max(width, 20), subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False)
+    rows = textwrap.wrap(
+        whole, max(width, 20), subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(rows).replace(_GLUE, " ")
 
 
@@ -162,11 +172,24 @@ def _wrapped(row: Sequence[str], width: int = 56) -> list[tuple[str, ...]]:
 
 
 STYLES = {
-    "PASS": "green", "passed": "green", "approved": "green", "ok": "green",
-    "FAIL": "bold red", "ERROR": "bold red", "failed": "bold red", "rejected": "bold red", "problem": "bold red",
-    "INCONCLUSIVE": "yellow", "inconclusive": "yellow", "waiting for review": "yellow", "stale": "yellow", "warning": "yellow",
-    "ABORTED": "magenta", "not run": "dim", "unfinished": "yellow",
-}  # fmt: skip
+    "PASS": "green",
+    "passed": "green",
+    "approved": "green",
+    "ok": "green",
+    "FAIL": "bold red",
+    "ERROR": "bold red",
+    "failed": "bold red",
+    "rejected": "bold red",
+    "problem": "bold red",
+    "INCONCLUSIVE": "yellow",
+    "inconclusive": "yellow",
+    "waiting for review": "yellow",
+    "stale": "yellow",
+    "warning": "yellow",
+    "ABORTED": "magenta",
+    "not run": "dim",
+    "unfinished": "yellow",
+}
 
 
 def short(digest: str) -> str:

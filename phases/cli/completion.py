@@ -16,7 +16,9 @@ from phases.cli.common import example, json_option, print_json
 SHELLS = ("bash", "zsh", "fish")
 SECONDS = 2.0  # a completion that takes longer is worse than none
 _CHECKPOINT = re.compile(r"(\d{4,})-[a-z0-9-]+-(PASS|INCONCLUSIVE|FAIL|ERROR|ABORTED)$")
-_PHASE = re.compile(r"[a-z0-9-]+")  # what goes into a command line must not be code to a shell: the playbook may be anybody's
+_PHASE = re.compile(
+    r"[a-z0-9-]+"
+)  # what goes into a command line must not be code to a shell: the playbook may be anybody's
 _PLAIN = re.compile(r"[\w./+@-]+")
 _HOW = {
     "bash": "~/.local/share/bash-completion/completions/phase",
@@ -25,8 +27,13 @@ _HOW = {
 }
 
 
-@click.command(epilog=example(
-    "phase completion bash > ~/.local/share/bash-completion/completions/phase", "phase completion zsh > ~/.zfunc/_phase", 'eval "$(phase completion bash)"   # this shell only'))  # fmt: skip
+@click.command(
+    epilog=example(
+        "phase completion bash > ~/.local/share/bash-completion/completions/phase",
+        "phase completion zsh > ~/.zfunc/_phase",
+        'eval "$(phase completion bash)"   # this shell only',
+    )
+)
 @click.argument("shell", type=click.Choice(SHELLS))
 @json_option
 def completion(shell: str, as_json: bool) -> None:
@@ -79,14 +86,24 @@ def complete_checkpoint(ctx: click.Context, param: click.Parameter, incomplete: 
 
 def complete_playbook(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Playbooks where they usually lie; any other file once something else is typed. What needs quotes is left to the shell's own completion."""
-    usual = [path for path in (Path("playbook.yaml"), *sorted(Path("playbooks").glob("*.yaml"))) if _PLAIN.fullmatch(path.as_posix())]
+    usual = [
+        path
+        for path in (Path("playbook.yaml"), *sorted(Path("playbooks").glob("*.yaml")))
+        if _PLAIN.fullmatch(path.as_posix())
+    ]
     found = [CompletionItem(str(path)) for path in usual if path.is_file() and str(path).startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
 
 
 def _tags() -> list[str]:
     try:
-        done = subprocess.run(["git", "for-each-ref", "--format=%(refname)", "refs/tags"], capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            ["git", "for-each-ref", "--format=%(refname)", "refs/tags"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.split()

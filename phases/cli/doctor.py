@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, find_playbook, json_option, playbook_option, print_json, say, show_table
 from phases.base.errors import Exit, UsageError
+from phases.cli.common import STYLES, example, find_playbook, json_option, playbook_option, print_json, say, show_table
 
 if TYPE_CHECKING:
     from phases.playbook.schema import Playbook

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
+from phases.base.errors import Exit, PhaseError
 from phases.cli.common import note
 from phases.run import stop
-from phases.base.errors import Exit, PhaseError
 
 INTERRUPTED = "interrupted: nothing done so far is lost; give the command again (a run goes on with --resume)."
 
@@ -35,11 +35,15 @@ def run_and_exit(command: click.Command, arguments: list[str]) -> None:
 def _mend_streams() -> None:
     """Let output be lost where nobody takes it, rather than fail a command."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us: no file may get its number, which children would write to
+        if (
+            getattr(sys, name) is None
+        ):  # closed by whoever started us: no file may get its number, which children would write to
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 shows ? where it has no such character
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal of another encoding than UTF-8 shows ? where it has no such character
 
 
 def _run(command: click.Command, arguments: list[str]) -> Any:
@@ -77,7 +81,11 @@ def report(fault: BaseException, as_json: bool) -> int:
 
         return _say("system: " + " ".join(filter(None, explain(fault))), Exit.OPERATIONAL, as_json)
     where = _write_traceback(fault)
-    return _say(f"internal error: {type(fault).__name__}: {fault}. The traceback is in {where}; please report it.", Exit.OPERATIONAL, as_json)
+    return _say(
+        f"internal error: {type(fault).__name__}: {fault}. The traceback is in {where}; please report it.",
+        Exit.OPERATIONAL,
+        as_json,
+    )
 
 
 def _say(text: str, code: int, as_json: bool, more: dict[str, Any] | None = None) -> int:
@@ -101,6 +109,8 @@ def _leave(code: int) -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by whoever started us
         try:
             stream.flush()
-        except OSError:  # nobody reads it any more, or its disk is full: said already, and Python would say it again at exit
+        except (
+            OSError
+        ):  # nobody reads it any more, or its disk is full: said already, and Python would say it again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

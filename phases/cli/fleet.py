@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_blocks
 from phases.base.clock import SystemClock
 from phases.base.errors import LedgerError, UsageError
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, show_blocks
 
 
 @click.group(epilog=example("phase fleet status", "phase fleet down"))
@@ -17,7 +17,14 @@ def fleet() -> None:
 
 
 @fleet.command(epilog=example("phase fleet status", "phase fleet status --timeout 3 --json"))
-@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="SECONDS", help="Longest time to wait for an answer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time to wait for an answer.",
+)
 @playbook_option
 @json_option
 def status(timeout: float, playbook_path: Path | None, as_json: bool) -> None:
@@ -46,22 +53,30 @@ def adopt(yes: bool, playbook_path: Path | None, as_json: bool) -> None:
     The first thing to do with a real fleet: until a worker has a release recorded as good there is nothing to go back to. Workers
     that serve are restarted a few at a time, under `production.min_available`. Again: does what is left to do.
     """
-    from phases.run.session import adhoc_run
-    from phases.fleet.adopt import adopt as put_on, incumbent_of
+    from phases.fleet.adopt import adopt as put_on
+    from phases.fleet.adopt import incumbent_of
     from phases.fleet.live import open_production
+    from phases.run.session import adhoc_run
 
     playbook, clock = load_playbook(playbook_path), SystemClock()
     if playbook.sections.get("embedded_fleet") is not None:
-        raise UsageError(f"{playbook.path} has an embedded fleet.", hint="It starts by itself with the first production phase.")
+        raise UsageError(
+            f"{playbook.path} has an embedded fleet.", hint="It starts by itself with the first production phase."
+        )
     run = adhoc_run(playbook, "adopt", clock)
     with open_production(run, "adopt", clock, note) as production:
-        if not yes and not click.confirm(f"Restart up to {len(production.workers)} workers of {playbook.name} on the incumbent's release?", err=True):
+        if not yes and not click.confirm(
+            f"Restart up to {len(production.workers)} workers of {playbook.name} on the incumbent's release?", err=True
+        ):
             raise UsageError("nothing was changed.", hint="Answer y, or give --yes.")
         done = put_on(production, incumbent_of(run, production))
     if as_json:
         print_json({"adopted": list(done.adopted), "there": list(done.there)})
         return
-    click.echo(f"Adopted {', '.join(done.adopted) or 'nobody'}" + (f"; {', '.join(done.there)} had a release." if done.there else "."))
+    click.echo(
+        f"Adopted {', '.join(done.adopted) or 'nobody'}"
+        + (f"; {', '.join(done.there)} had a release." if done.there else ".")
+    )
 
 
 @fleet.command(epilog=example("phase fleet down", "phase fleet down --purge"))
@@ -76,9 +91,9 @@ def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
     shown to be the worker still listens on its port.
     """
     from phases.engines.embedded.down import down as stop
+    from phases.ledger.repository import repository_of
     from phases.run.lock import Lock
     from phases.run.run_directory import state_directory
-    from phases.ledger.repository import repository_of
 
     playbook, clock = load_playbook(playbook_path), SystemClock()
     settings = playbook.sections.get("embedded_fleet")
@@ -95,8 +110,8 @@ def down(purge: bool, playbook_path: Path | None, as_json: bool) -> None:
 
 def _person(repo: Path) -> str:
     """As git names whoever works here; where it does not, as the system does."""
-    from phases.ledger.repository import identity
     from phases.engines.ssh.locks import owner_name
+    from phases.ledger.repository import identity
 
     try:
         return identity(repo)

@@ -8,11 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, completing, example, is_terminal, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say, short, show_blocks  # fmt: skip
-from phases.cli.lazy import LazyGroup
 from phases.base.clock import SystemClock, age
 from phases.base.errors import Exit, LedgerError, UsageError
 from phases.base.verdict import Verdict
+from phases.cli.common import (
+    STYLES,
+    completing,
+    example,
+    is_terminal,
+    json_option,
+    load_playbook,
+    note,
+    open_ledger,
+    option_for,
+    playbook_option,
+    print_json,
+    say,
+    short,
+    show_blocks,
+)
+from phases.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
@@ -23,16 +38,27 @@ if TYPE_CHECKING:
 UNDECIDED = "An interval that includes its threshold narrows with a quieter machine or more samples (`benchmark: max_samples` and `seconds`, a longer `deadline`): see to that"
 reason_option = click.option("-r", "--reason", required=True, metavar="TEXT", help="Why; kept in the ledger for good.")
 digest_option = click.option(
-    "--digest", metavar="HEX", help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks."
+    "--digest",
+    metavar="HEX",
+    help="The digest you saw in `phase gate review` (16 digits). Without it a terminal shows the digest and asks.",
 )
-which = click.argument("checkpoint", metavar="[CHECKPOINT]", required=False, shell_complete=completing("complete_checkpoint"))
+which = click.argument(
+    "checkpoint", metavar="[CHECKPOINT]", required=False, shell_complete=completing("complete_checkpoint")
+)
 
 
-@click.group(cls=LazyGroup, table={
-    "review": ("phases.cli.gate:review", "Show each rule's numbers of a checkpoint, so that you can say yes or no."),
-    "approve": ("phases.cli.gate:approve", "Say yes to exactly the checkpoint you saw."),
-    "reject": ("phases.cli.gate:reject", "Say no; the next phase stays closed."),
-}, epilog=example("phase gate review", 'phase gate approve --digest 3f2a… --reason "faster everywhere"'))  # fmt: skip
+@click.group(
+    cls=LazyGroup,
+    table={
+        "review": (
+            "phases.cli.gate:review",
+            "Show each rule's numbers of a checkpoint, so that you can say yes or no.",
+        ),
+        "approve": ("phases.cli.gate:approve", "Say yes to exactly the checkpoint you saw."),
+        "reject": ("phases.cli.gate:reject", "Say no; the next phase stays closed."),
+    },
+    epilog=example("phase gate review", 'phase gate approve --digest 3f2a… --reason "faster everywhere"'),
+)
 def gate() -> None:
     """Review, approve or reject a checkpoint.
 
@@ -41,10 +67,24 @@ def gate() -> None:
     """
 
 
-@click.command(epilog=example("phase gate review", "phase gate review build-parity --no-ask", "phase gate review 3 --html review.html"))
+@click.command(
+    epilog=example(
+        "phase gate review", "phase gate review build-parity --no-ask", "phase gate review 3 --html review.html"
+    )
+)
 @which
-@click.option("--html", "html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the review as one self-contained page.")
-@click.option("--ask/--no-ask", default=True, help="On a terminal, ask for the decision after showing what waits for one. Default: ask.")
+@click.option(
+    "--html",
+    "html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the review as one self-contained page.",
+)
+@click.option(
+    "--ask/--no-ask",
+    default=True,
+    help="On a terminal, ask for the decision after showing what waits for one. Default: ask.",
+)
 @playbook_option
 @json_option
 def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: Path | None, as_json: bool) -> None:
@@ -68,22 +108,31 @@ def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: 
             html.write_text(page.render(view), encoding="utf-8")
             note(f"wrote {html}")
         if as_json:
-            print_json({"checkpoint": chosen.to_json(), "gate": view.gate.to_json(), "approvals": [vars(row) for row in view.approvals], "review": view.review})
+            print_json(
+                {
+                    "checkpoint": chosen.to_json(),
+                    "gate": view.gate.to_json(),
+                    "approvals": [vars(row) for row in view.approvals],
+                    "review": view.review,
+                }
+            )
             return
         _show(view, chosen, ledger)
     _decide(view, chosen, ledger, playbook, ask)
 
 
 def _view(ledger: Ledger, chosen: Checkpoint, playbook: Playbook) -> ReportView:
-    from phases.run.closing import read_gate
     from phases.report.view import view_of_checkpoint
+    from phases.run.closing import read_gate
 
     read_gate(chosen, ledger.files(chosen))
     required = any(section.name == chosen.phase and section.review.value == "required" for section in playbook.phases)
     try:
         return view_of_checkpoint(ledger, chosen, review_required=required)
     except (ValueError, KeyError, TypeError) as fault:
-        raise LedgerError(f"{chosen.name} cannot be shown: {fault}.", hint=f"Run `phase checkpoint verify {chosen.number}`.") from fault
+        raise LedgerError(
+            f"{chosen.name} cannot be shown: {fault}.", hint=f"Run `phase checkpoint verify {chosen.number}`."
+        ) from fault
 
 
 def _show(view: ReportView, chosen: Checkpoint, ledger: Ledger) -> None:
@@ -110,7 +159,13 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
         click.echo(f"       or: phase gate reject {arguments}")
         return
     try:
-        answer = click.prompt("Approve, reject, or decide later? [a/r/Enter]", default="", show_default=False, prompt_suffix=" ").strip().lower()
+        answer = (
+            click.prompt(
+                "Approve, reject, or decide later? [a/r/Enter]", default="", show_default=False, prompt_suffix=" "
+            )
+            .strip()
+            .lower()
+        )
     except click.Abort:  # Ctrl-D or Ctrl-C: the review was read, and that is all that was asked for
         click.echo("\nNothing was decided.")
         return
@@ -118,17 +173,29 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
     if decision is None:
         click.echo("Nothing was decided." if not answer else f"{answer!r} is neither; nothing was decided.")
         return
-    _record(decision, ledger, chosen, playbook, click.prompt("Why? It is kept in the ledger for good"), chosen.digest, as_json=False)
+    _record(
+        decision,
+        ledger,
+        chosen,
+        playbook,
+        click.prompt("Why? It is kept in the ledger for good"),
+        chosen.digest,
+        as_json=False,
+    )
 
 
-def _record(decision: str, ledger: Ledger, chosen: Checkpoint, playbook: Playbook, reason: str, seen: str, as_json: bool) -> None:
+def _record(
+    decision: str, ledger: Ledger, chosen: Checkpoint, playbook: Playbook, reason: str, seen: str, as_json: bool
+) -> None:
     """Write a decision into the ledger, and say so."""
     from phases.ledger import approvals
     from phases.status.textfile import keep_written
 
     now = SystemClock().now()
     if decision == "approve":
-        made = approvals.approve(ledger, chosen, reason=reason, seen=seen, at=now, four_eyes=playbook.phase(chosen.phase).four_eyes)
+        made = approvals.approve(
+            ledger, chosen, reason=reason, seen=seen, at=now, four_eyes=playbook.phase(chosen.phase).four_eyes
+        )
     else:
         made = approvals.reject(ledger, chosen, reason=reason, seen=seen, at=now)
     _print_decision(chosen, made, as_json)
@@ -178,7 +245,10 @@ def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint
 def _ask_digest(checkpoint: Checkpoint) -> str:
     """The reviewer confirms on a terminal what they are looking at; elsewhere the digest must be given."""
     if not sys.stdin.isatty():
-        raise UsageError("a decision is bound to the digest that was seen.", hint="Give --digest with what `phase gate review` shows.")
+        raise UsageError(
+            "a decision is bound to the digest that was seen.",
+            hint="Give --digest with what `phase gate review` shows.",
+        )
     note(f"{checkpoint.name}, recorded by {checkpoint.author}, digest {short(checkpoint.digest)}")
     click.confirm("Is this the checkpoint you reviewed?", abort=True, err=True)
     return checkpoint.digest

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, print_json
 from phases.base.errors import UsageError
+from phases.cli.common import example, json_option, print_json
 
 # template -> where it goes; NAME in both is the kernel's name
 FILES = {
@@ -34,7 +34,10 @@ def init(directory: Path, name: str | None, as_json: bool) -> None:
     """
     name = name or re.sub(r"\W", "_", directory.resolve().name).lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} cannot be the name of a Python package.", hint="Give --name with lower-case letters, digits and _.")
+        raise UsageError(
+            f"{name!r} cannot be the name of a Python package.",
+            hint="Give --name with lower-case letters, digits and _.",
+        )
     written = _scaffold(directory, name)
     made_repository = _ensure_repository(directory)
     if as_json:
@@ -52,10 +55,16 @@ def _scaffold(directory: Path, name: str) -> list[str]:
     targets["package"] = f"src/{name}/__init__.py"
     existing = sorted(target for target in targets.values() if (directory / target).exists())
     if existing:
-        raise UsageError(f"{directory} already holds {', '.join(existing)}.", hint="Choose another directory; nothing was written.")
+        raise UsageError(
+            f"{directory} already holds {', '.join(existing)}.", hint="Choose another directory; nothing was written."
+        )
     templates = resources.files("phases.cli") / "scaffold"
     for template, target in targets.items():
-        text = f'"""{name}: a kernel carried by phasegate."""\n' if template == "package" else (templates / template).read_text()
+        text = (
+            f'"""{name}: a kernel carried by phasegate."""\n'
+            if template == "package"
+            else (templates / template).read_text()
+        )
         path = directory / target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("NAME", name))

@@ -6,14 +6,27 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, note, print_json
 from phases.base.errors import KernelContractError, UsageError
+from phases.cli.common import example, json_option, note, print_json
 
 
-@click.command(epilog=example("phase kernel tune", "phase kernel tune --dtype float32 --out /etc/verify_attn/dispatch.json"))
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]), help="Element type to tune for.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", default=None,
-              help="Where the table goes; point $VERIFY_ATTN_DISPATCH at it. Default: dispatch.json here.")  # fmt: skip
+@click.command(
+    epilog=example("phase kernel tune", "phase kernel tune --dtype float32 --out /etc/verify_attn/dispatch.json")
+)
+@click.option(
+    "--dtype",
+    default="bfloat16",
+    show_default=True,
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Element type to tune for.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    default=None,
+    help="Where the table goes; point $VERIFY_ATTN_DISPATCH at it. Default: dispatch.json here.",
+)
 @json_option
 def tune(dtype: str, out: Path | None, as_json: bool) -> None:
     """Measure which variant of verify_attn, with how many KV splits, serves which shape best on this GPU, and record it.
@@ -26,14 +39,18 @@ def tune(dtype: str, out: Path | None, as_json: bool) -> None:
         from verify_attn import tune as tuner
         from verify_attn.errors import VerifyAttnError
     except ImportError as fault:
-        raise UsageError(f"verify_attn cannot be imported ({fault}).", hint="Install it beside phasegate (`make setup` does).") from None
+        raise UsageError(
+            f"verify_attn cannot be imported ({fault}).", hint="Install it beside phasegate (`make setup` does)."
+        ) from None
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here to measure on.", hint="Run this on the GPU the table is for.")
     target = out or Path("dispatch.json")
     try:
         rows = tuner.tune(dtype, progress=note)
     except VerifyAttnError as fault:
-        raise KernelContractError(f"tuning stopped: {fault}.", hint="Mend that variant first; nothing was written.") from None
+        raise KernelContractError(
+            f"tuning stopped: {fault}.", hint="Mend that variant first; nothing was written."
+        ) from None
     dispatch.write(target, tuple(rows))
     if as_json:
         print_json({"table": str(target), "rows": [vars(row) for row in rows]})

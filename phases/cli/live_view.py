@@ -82,7 +82,9 @@ def look_row(row: dict[str, Any], width: int) -> str:
 
 def _test_line(row: dict[str, Any], width: int) -> Text:
     text = _line("    ", "")
-    text.append(f"{outcome_word(row):<5}", style=_STYLES.get(row["outcome"], ""))  # first: a narrow terminal cuts the end
+    text.append(
+        f"{outcome_word(row):<5}", style=_STYLES.get(row["outcome"], "")
+    )  # first: a narrow terminal cuts the end
     text.append(look_row(row, width - len(text)))
     return text
 

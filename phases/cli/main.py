@@ -7,8 +7,8 @@ import sys
 import click
 
 from phases import __version__
-from phases.cli.lazy import LazyGroup, Table
 from phases.cli.failures import run_and_exit
+from phases.cli.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
     "init": ("phases.cli.init:init", "Scaffold a kernel of your own that can run phase 1 at once."),
@@ -52,7 +52,12 @@ Examples:
 """
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, epilog=f"{EXAMPLE}\n{EXIT_CODES}", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    epilog=f"{EXAMPLE}\n{EXIT_CODES}",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="phase")
 def cli() -> None:
     """Take a GPU kernel from source to production serving, one gated phase at a time."""

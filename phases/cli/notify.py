@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from phases.base.errors import Exit, UsageError
 from phases.cli.common import STYLES, example, json_option, load_playbook, playbook_option, print_json, show_table
 from phases.cli.lazy import LazyGroup
-from phases.base.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from phases.notify.targets import Target
     from phases.playbook.schema import Playbook
 
 
-@click.group(cls=LazyGroup, table={"test": ("phases.cli.notify:test", "Send a test message to every hook and webhook.")}, epilog=example("phase notify test"))
+@click.group(
+    cls=LazyGroup,
+    table={"test": ("phases.cli.notify:test", "Send a test message to every hook and webhook.")},
+    epilog=example("phase notify test"),
+)
 def notify() -> None:
     """Hooks and webhooks of the playbook's `notify` section.
 
@@ -38,7 +42,11 @@ def test(playbook_path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"targets": rows})
     else:
-        show_table(["target", "events", "result", "why"], [[r["target"], ", ".join(r["events"]) or "all", r["result"], r["why"]] for r in rows], STYLES)
+        show_table(
+            ["target", "events", "result", "why"],
+            [[r["target"], ", ".join(r["events"]) or "all", r["result"], r["why"]] for r in rows],
+            STYLES,
+        )
     sys.exit(int(Exit.PASSED if all(row["result"] == "ok" for row in rows) else Exit.OPERATIONAL))
 
 
@@ -48,7 +56,10 @@ def _targets(playbook: Playbook) -> tuple[Target, ...]:
     settings = playbook.sections.get("notify")
     targets = targets_of(settings, playbook.path.parent) if settings else ()
     if not targets:
-        raise UsageError(f"{playbook.path.name} tells nobody: it has no `notify` section with hooks or webhooks.", hint="See `phase playbook schema`.")
+        raise UsageError(
+            f"{playbook.path.name} tells nobody: it has no `notify` section with hooks or webhooks.",
+            hint="See `phase playbook schema`.",
+        )
     for target in targets:
         if isinstance(target, Hook):
             target.output = sys.stderr.fileno()

@@ -7,18 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json, say
 from phases.base.clock import SystemClock
+from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json, say
 from phases.playbook.schema import PhaseSection, Playbook
 
 if TYPE_CHECKING:
     from phases.fleet.forecast import Forecast
 
 
-@click.command(epilog=example("phase plan", "phase plan build-parity -p playbooks/local.yaml", "phase plan tp8-canary --a-a quiet.jsonl.gz --rate 20"))
+@click.command(
+    epilog=example(
+        "phase plan",
+        "phase plan build-parity -p playbooks/local.yaml",
+        "phase plan tp8-canary --a-a quiet.jsonl.gz --rate 20",
+    )
+)
 @click.argument("phase", required=False, shell_complete=completing("complete_phase"))
-@click.option("--a-a", "a_a", default=None, metavar="FILE", help="Recording of two equal arms, as `phase analyze` reads it: from it the slowdown each gate can see is worked out.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second of an arm to expect; as recorded when absent.")
+@click.option(
+    "--a-a",
+    "a_a",
+    default=None,
+    metavar="FILE",
+    help="Recording of two equal arms, as `phase analyze` reads it: from it the slowdown each gate can see is worked out.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Requests a second of an arm to expect; as recorded when absent.",
+)
 @playbook_option
 @json_option
 def plan(phase: str | None, a_a: str | None, rate: float | None, playbook_path: Path | None, as_json: bool) -> None:
@@ -31,9 +48,14 @@ def plan(phase: str | None, a_a: str | None, rate: float | None, playbook_path: 
 
     playbook = load_playbook(playbook_path)
     sections = (playbook.phase(phase),) if phase else playbook.phases
-    planned = [(section, session.plan(playbook, section, SystemClock()), _forecast(playbook, section, a_a, rate)) for section in sections]
+    planned = [
+        (section, session.plan(playbook, section, SystemClock()), _forecast(playbook, section, a_a, rate))
+        for section in sections
+    ]
     if as_json:
-        print_json({"playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [_to_json(*row) for row in planned]})
+        print_json(
+            {"playbook": playbook.name, "kernel": str(playbook.kernel), "phases": [_to_json(*row) for row in planned]}
+        )
         return
     for row in planned:
         _print(*row)
@@ -43,9 +65,9 @@ def _forecast(playbook: Playbook, section: PhaseSection, a_a: str | None, rate: 
     if not section.kind.changes_production:
         return None
     from phases.analysis import sources
-    from phases.run import session
     from phases.base.errors import AnalysisError
     from phases.fleet.forecast import forecast
+    from phases.run import session
 
     recorded = sources.read([a_a]).records if a_a else None
     if a_a and recorded is None:
@@ -55,7 +77,12 @@ def _forecast(playbook: Playbook, section: PhaseSection, a_a: str | None, rate: 
 
 def _to_json(section: PhaseSection, steps: list[Any], expected: Forecast | None) -> dict[str, Any]:
     rows = [{"name": step.name, "summary": step.summary, "host": step.host, "detail": step.detail} for step in steps]
-    found = {"phase": section.name, "review": section.review.value, "rules": [rule.kind for rule in section.rules], "steps": rows}
+    found = {
+        "phase": section.name,
+        "review": section.review.value,
+        "rules": [rule.kind for rule in section.rules],
+        "steps": rows,
+    }
     return found | {"forecast": expected.to_json() if expected else None}
 
 
@@ -77,9 +104,17 @@ def _print_forecast(expected: Forecast) -> None:
     for step in expected.moved:
         share = f"; the candidate then serves {step.share:.0%} of requests" if step.share else ""
         say(f"       {step.step}: {len(step.hosts)} restarted ({', '.join(step.hosts)}){share}")
-    say(f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed")
-    recorded = f"{_time(expected.expected)}, as {expected.expected_from}" if expected.expected is not None else f"unknown ({expected.expected_from})"
-    say(f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases")
+    say(
+        f"       untouched: {', '.join(expected.untouched) or 'nobody'}; at most {expected.exposed:.0%} of requests are exposed"
+    )
+    recorded = (
+        f"{_time(expected.expected)}, as {expected.expected_from}"
+        if expected.expected is not None
+        else f"unknown ({expected.expected_from})"
+    )
+    say(
+        f"       time: expected {recorded}; by the playbook at least {_time(expected.shortest)}, at most {_time(expected.longest)}, and the sending of releases"
+    )
     alike: dict[tuple[str, str], list[str]] = {}
     for sight in expected.sights:
         seen = f"slowdowns from {sight.slowdown:.2f}x on" if sight.slowdown else "unknown"
@@ -94,9 +129,15 @@ def _print_errors(expected: Forecast) -> None:
     if not expected.clean:
         say(f"       error rates: never pass with error_tolerance {expected.tolerance:.2g}")
         return
-    own = f"; own requests alone are {expected.own} by the deadline" if expected.own else "; own requests (`probes`) are none"
+    own = (
+        f"; own requests alone are {expected.own} by the deadline"
+        if expected.own
+        else "; own requests (`probes`) are none"
+    )
     few = ", the rest must be users'" if expected.own < expected.clean else ""
-    say(f"       error rates: pass after {expected.clean} requests of each arm without a failure (error_tolerance {expected.tolerance:.2%}){own}{few}")
+    say(
+        f"       error rates: pass after {expected.clean} requests of each arm without a failure (error_tolerance {expected.tolerance:.2%}){own}{few}"
+    )
 
 
 def _time(seconds: float) -> str:

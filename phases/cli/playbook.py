@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from phases.base.errors import PlaybookError
 from phases.cli.common import example, find_playbook, json_option, playbook_option, print_json
 from phases.cli.lazy import LazyGroup
-from phases.base.errors import PlaybookError
 
 if TYPE_CHECKING:
     from phases.harness.contract import Kernel
     from phases.playbook.schema import Playbook
 
 
-@click.group(cls=LazyGroup, table={
-    "check": ("phases.cli.playbook:check", "Read a playbook and report every mistake at once."),
-    "schema": ("phases.cli.playbook:schema", "Print the JSON Schema of playbooks, for editors."),
-}, epilog=example("phase playbook check -p playbooks/local.yaml", "phase playbook schema > playbook.schema.json"))  # fmt: skip
+@click.group(
+    cls=LazyGroup,
+    table={
+        "check": ("phases.cli.playbook:check", "Read a playbook and report every mistake at once."),
+        "schema": ("phases.cli.playbook:schema", "Print the JSON Schema of playbooks, for editors."),
+    },
+    epilog=example("phase playbook check -p playbooks/local.yaml", "phase playbook schema > playbook.schema.json"),
+)
 def playbook() -> None:
     """Check a playbook; print its JSON Schema."""
 
@@ -36,7 +40,14 @@ def check(playbook_path: Path | None, as_json: bool) -> None:
     """
     loaded, kernel = _both(playbook_path or find_playbook())
     if as_json:
-        print_json({"playbook": loaded.name, "kernel": kernel.name, "phases": [section.name for section in loaded.phases], "mistakes": []})
+        print_json(
+            {
+                "playbook": loaded.name,
+                "kernel": kernel.name,
+                "phases": [section.name for section in loaded.phases],
+                "mistakes": [],
+            }
+        )
         return
     click.echo(f"{loaded.path}: no mistakes; kernel {kernel.name}, phases {loaded.phase_names()}")
 
@@ -65,10 +76,12 @@ def _both(path: Path) -> tuple[Playbook, Kernel]:
     return loaded, kernel
 
 
-@click.command(epilog=example(
-    "phase playbook schema > playbook.schema.json",
-    "# then, as the first line of a playbook: # yaml-language-server: $schema=playbook.schema.json",
-))  # fmt: skip
+@click.command(
+    epilog=example(
+        "phase playbook schema > playbook.schema.json",
+        "# then, as the first line of a playbook: # yaml-language-server: $schema=playbook.schema.json",
+    )
+)
 @click.option("--kernel", "of_kernel", is_flag=True, help="The schema of kernel.yaml instead.")
 @json_option
 def schema(of_kernel: bool, as_json: bool) -> None:

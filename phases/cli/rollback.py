@@ -9,27 +9,50 @@ from typing import TYPE_CHECKING
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, option_for, playbook_option, print_json, say
 from phases.base.clock import SystemClock
 from phases.base.errors import Exit, UsageError, ended
+from phases.cli.common import example, json_option, load_playbook, note, option_for, playbook_option, print_json, say
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Checkpoint
-    from phases.rollback.by_hand import Ended
     from phases.production.hot import HotSwitch
+    from phases.rollback.by_hand import Ended
     from phases.rollback.steps import Rollback
 
 
-@click.command(epilog=example("phase rollback", 'phase rollback --yes --reason "p99 doubled since noon"', "phase rollback --hot --yes", "phase rollback --to 0004-full-rollout-PASS"))
-@click.option("--to", metavar="CHECKPOINT", default="", help="Go to the release this full rollout made last-good, instead of each host's own last-good.")
-@click.option("--hot", is_flag=True, help="Only make traffic safe: running servers to the incumbent's kernel, without a restart.")
+@click.command(
+    epilog=example(
+        "phase rollback",
+        'phase rollback --yes --reason "p99 doubled since noon"',
+        "phase rollback --hot --yes",
+        "phase rollback --to 0004-full-rollout-PASS",
+    )
+)
+@click.option(
+    "--to",
+    metavar="CHECKPOINT",
+    default="",
+    help="Go to the release this full rollout made last-good, instead of each host's own last-good.",
+)
+@click.option(
+    "--hot", is_flag=True, help="Only make traffic safe: running servers to the incumbent's kernel, without a restart."
+)
 @click.option("--restore", is_flag=True, help="With --hot: then restore by restarts, as without --hot.")
 @click.option("--undo", is_flag=True, help="With --hot: servers that fell back go to the candidate's kernel again.")
-@click.option("-r", "--reason", default="asked for by hand", show_default=True, metavar="TEXT", help="Why; kept in the ledger for good.")
+@click.option(
+    "-r",
+    "--reason",
+    default="asked for by hand",
+    show_default=True,
+    metavar="TEXT",
+    help="Why; kept in the ledger for good.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @playbook_option
 @json_option
-def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bool, playbook_path: Path | None, as_json: bool) -> None:
+def rollback(
+    to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bool, playbook_path: Path | None, as_json: bool
+) -> None:
     """Take production back to the last release that was verified good.
 
     Works from any machine that reaches the hosts, in any state, also while a run is going on: it takes the hosts over from that
@@ -40,7 +63,10 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
     from phases.rollback.phase import roll_back_now, undo_hot
 
     if (restore or undo) and not hot or (restore and undo):
-        raise UsageError("--restore and --undo each go with --hot, one of them at a time.", hint="Without --hot a rollback restores anyway.")
+        raise UsageError(
+            "--restore and --undo each go with --hot, one of them at a time.",
+            hint="Without --hot a rollback restores anyway.",
+        )
 
     playbook = load_playbook(playbook_path)
     if not yes:
@@ -58,7 +84,9 @@ def rollback(to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bo
 
 def _show(done: Ended, option: str, as_json: bool, to: str) -> None:
     if as_json:
-        print_json({"rollback": done.rollback.to_json(), "checkpoint": done.checkpoint.to_json(), "exit": int(done.code)})
+        print_json(
+            {"rollback": done.rollback.to_json(), "checkpoint": done.checkpoint.to_json(), "exit": int(done.code)}
+        )
     else:
         _print(done, option)
         if not to:
@@ -73,13 +101,17 @@ def _print(done: Ended, option: str) -> None:
     if back.restores or back.hot is None:
         for name, why in back.left.items():
             say(f"not restored: {name}: {why}")
-        say(f"Production is {'restored and verified' if back.verified else 'INCOMPLETE: a person is needed'}; recorded as {recorded}.")
+        say(
+            f"Production is {'restored and verified' if back.verified else 'INCOMPLETE: a person is needed'}; recorded as {recorded}."
+        )
         return
     for name, why in back.hot.missing.items():
         say(f"not safe: {name}: {why}")
     if back.state == "safe":
         say(f"Traffic is safe, and nothing was restarted; recorded as {recorded}.")
-        say(f"`phase rollback{option}` restores by restarts, `phase rollback --hot --undo{option}` takes the fallback back.")
+        say(
+            f"`phase rollback{option}` restores by restarts, `phase rollback --hot --undo{option}` takes the fallback back."
+        )
     else:
         say(f"Production is INCOMPLETE: a person is needed; recorded as {recorded}.")
         say(f"`phase rollback{option}` makes the rest safe, and restores, by restarts.")
@@ -89,8 +121,10 @@ def _print_left_alone(back: Rollback, option: str) -> None:
     """With a host that cannot be asked, the others may be all that the latest rollout has reached: nobody may take them for safe then."""
     if back.hot and back.hot.left_alone:
         hot = "" if back.restores else " --hot"
-        say(f"{', '.join(back.hot.left_alone)}: on what a rollback goes back to, and left on it. If that is what is sick, name the full rollout before it: "
-            f"`phase rollback{hot} --to CHECKPOINT{option}`.")
+        say(
+            f"{', '.join(back.hot.left_alone)}: on what a rollback goes back to, and left on it. If that is what is sick, name the full rollout before it: "
+            f"`phase rollback{hot} --to CHECKPOINT{option}`."
+        )
 
 
 def _print_undone(switched: HotSwitch, checkpoint: Checkpoint, as_json: bool) -> None:

@@ -10,15 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import completing, example, json_option, load_playbook, note, open_ledger, option_for, playbook_option, print_json, say
 from phases.base.clock import SystemClock
 from phases.base.errors import Exit, UsageError
+from phases.cli.common import (
+    completing,
+    example,
+    json_option,
+    load_playbook,
+    note,
+    open_ledger,
+    option_for,
+    playbook_option,
+    print_json,
+    say,
+)
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import PhaseSection, Playbook
 
 if TYPE_CHECKING:
-    from phases.run.session import Outcome
     from phases.ledger.checkpoint import Approval
+    from phases.run.session import Outcome
 
 
 @dataclass(frozen=True)
@@ -33,16 +44,29 @@ class Done:
         return Exit.PASSED if self.approval else self.outcome.code
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.outcome.to_json(), "exit": int(self.code), "approved_by_yes": vars(self.approval) if self.approval else None}
+        return {
+            **self.outcome.to_json(),
+            "exit": int(self.code),
+            "approved_by_yes": vars(self.approval) if self.approval else None,
+        }
 
 
 @click.command(
-    epilog=example("phase run", "phase run build-parity -p playbooks/local.yaml", "phase run build-parity --resume   # after Ctrl-C or a crash")
+    epilog=example(
+        "phase run",
+        "phase run build-parity -p playbooks/local.yaml",
+        "phase run build-parity --resume   # after Ctrl-C or a crash",
+    )
 )
 @click.argument("phases", metavar="[PHASE]...", nargs=-1, shell_complete=completing("complete_phase"))
 @playbook_option
 @click.option("--resume", is_flag=True, help="Go on with the latest attempt instead of starting a new one.")
-@click.option("-y", "--yes", is_flag=True, help="Stand in for the person, where the playbook says `allow_yes: true`: start production phases, approve passed gates.")
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Stand in for the person, where the playbook says `allow_yes: true`: start production phases, approve passed gates.",
+)
 @json_option
 def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, as_json: bool) -> None:
     """Run phases: do the steps, judge the gate, record a checkpoint.
@@ -105,7 +129,9 @@ def _approve(playbook: Playbook, section: PhaseSection) -> Approval:
     ledger = open_ledger(playbook)
     checkpoint = choose(playbook, ledger, section.name)
     reason = f"{BY_YES}went on without anybody looking, as the playbook allows"
-    made = approvals.approve(ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes)
+    made = approvals.approve(
+        ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes
+    )
     note(f"{checkpoint.name}: approved by --yes for {made.person}; branch {ledger.branch} records that nobody looked")
     keep_written(playbook, SystemClock(), note)
     return made
@@ -113,26 +139,30 @@ def _approve(playbook: Playbook, section: PhaseSection) -> Approval:
 
 def _warn_of_dirty_tree(playbook: Playbook, sections: tuple[PhaseSection, ...]) -> None:
     """Said before an earlier phase takes its minutes: a later one will not start."""
-    from phases.ledger.repository import repository_of
     from phases.ledger.git import Git
+    from phases.ledger.repository import repository_of
     from phases.ledger.source import changed_paths
 
     strict = [section.name for section in sections[1:] if section.kind.clean_tree]
     if strict and (changed := changed_paths(Git(repository_of(playbook.path)))):
-        note(f"there are uncommitted changes ({changed}): {strict[0]} will refuse them, so commit first if you want to get that far")
+        note(
+            f"there are uncommitted changes ({changed}): {strict[0]} will refuse them, so commit first if you want to get that far"
+        )
 
 
 def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, bool]:
     """(exit code if the run ended here, whether the phase need not run): for a run of all phases."""
-    from phases.run import progress, session
     from phases.ledger.lost import require_whole
+    from phases.run import progress, session
 
     ledger = open_ledger(playbook)
     require_whole(ledger)
     known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
     standing = next(row for row in known if row.section.name == section.name)
     if standing.state.lets_next_start:
-        note(f"{section.name}: {standing.state.value} with {standing.checkpoint.name if standing.checkpoint else ''}; skipped")
+        note(
+            f"{section.name}: {standing.state.value} with {standing.checkpoint.name if standing.checkpoint else ''}; skipped"
+        )
         return Exit.PASSED, True
     if standing.state is progress.State.WAITING:
         return Exit.WAITING_FOR_REVIEW, True
@@ -141,21 +171,27 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
 
 def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool) -> Any:
     from phases.cli.watchers import watcher
-    from phases.run import session
-    from phases.ledger import repository as source
-    from phases.run.live_state import Noting
     from phases.harness import contract
+    from phases.ledger import repository as source
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
+    from phases.run import session
+    from phases.run.live_state import Noting
     from phases.status.textfile import keep_written
 
     _confirm(section, yes)
     runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
         approves = yes and section.allow_yes
-        watching = Noting(Telling(watcher(as_json, approves), teller, approves), runs, started=lambda: keep_written(playbook, SystemClock(), note))
+        watching = Noting(
+            Telling(watcher(as_json, approves), teller, approves),
+            runs,
+            started=lambda: keep_written(playbook, SystemClock(), note),
+        )
         try:
-            return session.run_phase(playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note)
+            return session.run_phase(
+                playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note
+            )
         finally:
             keep_written(playbook, SystemClock(), note)
 
@@ -178,13 +214,21 @@ def _report(playbook: Playbook, done: list[Done], code: Exit, as_json: bool) -> 
     for row in done:
         outcome, checkpoint = row.outcome, row.outcome.checkpoint
         approved = ", approved by --yes" if row.approval else ""
-        say(f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]}){approved}")
+        say(
+            f"{outcome.phase}: {outcome.verdict.value}, recorded as checkpoint {checkpoint['name']} ({checkpoint['digest'][:16]}){approved}"
+        )
         if outcome.verdict.value != "PASS":
             say(f"See why with `phase gate review {checkpoint['number']}{option_for(playbook)}`.")
     if code is Exit.WAITING_FOR_REVIEW:
-        say(f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`.")
-    if playbook.sections.get("embedded_fleet") and any(playbook.phase(row.outcome.phase).kind.changes_production for row in done):
-        say(f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it.")
+        say(
+            f"Waiting for review: `phase gate review{option_for(playbook)}`, then `phase gate approve` or `phase gate reject`."
+        )
+    if playbook.sections.get("embedded_fleet") and any(
+        playbook.phase(row.outcome.phase).kind.changes_production for row in done
+    ):
+        say(
+            f"The embedded fleet goes on serving, as production does; `phase fleet down{option_for(playbook)}` ends it."
+        )
     if code is Exit.PASSED and not done:
         say("Every phase has passed; nothing to do.")
         _say_rolled_back(playbook)
@@ -196,6 +240,10 @@ def _say_rolled_back(playbook: Playbook) -> None:
     from phases.status.overview import rolled_back
 
     ledger = open_ledger(playbook)
-    ended = [c for c in ledger.checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", ROLLBACK_PHASE)]
+    ended = [
+        c for c in ledger.checkpoints() if of_playbook(c, playbook) and c.phase in ("full-rollout", ROLLBACK_PHASE)
+    ]
     if ended and ended[-1].phase == ROLLBACK_PHASE and (back := rolled_back(ledger, ended)) and back.state != "undone":
-        say(f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again.")
+        say(
+            f"Production was rolled back since ({ended[-1].name}): `phase run full-rollout{option_for(playbook)}` rolls out again."
+        )

@@ -12,30 +12,81 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import STYLES, example, harmless, is_terminal, json_option, load_playbook, open_ledger, option_for, playbook_option, print_json, show_blocks, when  # fmt: skip
 from phases.base.clock import SystemClock, age
 from phases.base.errors import UsageError, ended, joined
+from phases.cli.common import (
+    STYLES,
+    example,
+    harmless,
+    is_terminal,
+    json_option,
+    load_playbook,
+    open_ledger,
+    option_for,
+    playbook_option,
+    print_json,
+    show_blocks,
+    when,
+)
 from phases.report.blocks import Block, line
 
 if TYPE_CHECKING:
-    from phases.run.progress import Standing
     from phases.playbook.schema import Playbook
+    from phases.run.progress import Standing
     from phases.status.fleet_view import FleetLook, FleetWatcher, WorkerView
     from phases.status.overview import Overview
 
 STYLES_OF_WORKERS = {**STYLES, "yes": "green", "no": "bold red", "?": "yellow"}
 
 
-@click.command(epilog=example(
-    "phase status", "phase status --watch   # until Ctrl-C", "phase status --no-fleet --json", "phase status --textfile /var/lib/node_exporter/phasegate.prom"))  # fmt: skip
+@click.command(
+    epilog=example(
+        "phase status",
+        "phase status --watch   # until Ctrl-C",
+        "phase status --no-fleet --json",
+        "phase status --textfile /var/lib/node_exporter/phasegate.prom",
+    )
+)
 @click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C; with --json one object a line.")
-@click.option("--interval", type=click.FloatRange(0.2, 86400), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks of --watch.")
-@click.option("--fleet/--no-fleet", "ask", default=True, help="Ask hosts and router what is live where, if the playbook has a fleet. Default: ask.")
-@click.option("--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, metavar="SECONDS", help="Longest time to wait for the fleet.")
-@click.option("--textfile", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write the state for node_exporter's textfile collector, which reads *.prom only.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 86400),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks of --watch.",
+)
+@click.option(
+    "--fleet/--no-fleet",
+    "ask",
+    default=True,
+    help="Ask hosts and router what is live where, if the playbook has a fleet. Default: ask.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time to wait for the fleet.",
+)
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the state for node_exporter's textfile collector, which reads *.prom only.",
+)
 @playbook_option
 @json_option
-def status(watch: bool, interval: float, ask: bool, timeout: float, textfile: Path | None, playbook_path: Path | None, as_json: bool) -> None:
+def status(
+    watch: bool,
+    interval: float,
+    ask: bool,
+    timeout: float,
+    textfile: Path | None,
+    playbook_path: Path | None,
+    as_json: bool,
+) -> None:
     """Show each phase and who it waits for, what is running, and what is live on which worker.
 
     Looking changes nothing and exits with 0 whatever it finds; a host or router that does not answer within --timeout is shown as such.
@@ -58,7 +109,10 @@ def _require_readable(textfile: Path | None) -> None:
     from phases.status.textfile import SUFFIX
 
     if textfile is not None and textfile.suffix != SUFFIX:
-        raise UsageError(f"--textfile {textfile} does not end in {SUFFIX}, and node_exporter reads no other files.", hint=f"Call it {textfile.name}{SUFFIX}, say.")
+        raise UsageError(
+            f"--textfile {textfile} does not end in {SUFFIX}, and node_exporter reads no other files.",
+            hint=f"Call it {textfile.name}{SUFFIX}, say.",
+        )
 
 
 def _fleet(playbook: Playbook) -> FleetWatcher:
@@ -121,11 +175,17 @@ def _drawn(seen: Overview, live: FleetLook | None, interval: float) -> Any:
 
     from phases.cli.terminal_table import TerminalTable
 
-    parts: list[Any] = [Text(f"{seen.playbook.name}  {time.strftime('%H:%M:%S')}, every {interval:g} s, Ctrl-C ends\n", style="dim")]
+    parts: list[Any] = [
+        Text(f"{seen.playbook.name}  {time.strftime('%H:%M:%S')}, every {interval:g} s, Ctrl-C ends\n", style="dim")
+    ]
     for block in _blocks(seen, live):
         style = " ".join(filter(None, ["bold" if block.bold else "", block.colour]))
         rows = [[harmless(cell) for cell in row] for row in block.rows]
-        parts.append(TerminalTable(block.columns, rows, STYLES_OF_WORKERS) if block.columns else Text(harmless(block.text), style=style))
+        parts.append(
+            TerminalTable(block.columns, rows, STYLES_OF_WORKERS)
+            if block.columns
+            else Text(harmless(block.text), style=style)
+        )
     return Group(*parts)
 
 
@@ -138,7 +198,13 @@ def _blocks(seen: Overview, live: FleetLook | None) -> list[Block]:
     blocks = [Block(columns, tuple(_row(standing, seen.at) for standing in seen.phases))] if seen.phases else []
     option = option_for(seen.playbook)
     if seen.damaged:
-        blocks.append(line(f"Damaged ledger, so what phases and rollbacks have recorded is not shown: {seen.damaged}", "red", bold=True))
+        blocks.append(
+            line(
+                f"Damaged ledger, so what phases and rollbacks have recorded is not shown: {seen.damaged}",
+                "red",
+                bold=True,
+            )
+        )
     if seen.lost:
         blocks.append(line(f"Lost: {seen.lost}", "red", bold=True))
     for row in seen.waiting:
@@ -162,25 +228,41 @@ def _reasons(known: tuple[Standing, ...]) -> list[Block]:
     for standing in known:
         for approval in standing.approvals[-1:]:
             verb = {"approve": "Approved", "reject": "Rejected"}[approval.decision]
-            lines.append(line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})"))
+            lines.append(
+                line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})")
+            )
         if standing.state.value == "stale":
-            lines.append(line(f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again."))
+            lines.append(
+                line(
+                    f"Stale: the kernel's files or its gate in the playbook changed since {standing.section.name} passed; run it again."
+                )
+            )
     return lines
 
 
 def _running(seen: Overview, option: str) -> list[Block]:
     if seen.running is None:
         phase_of = lambda run: run.removeprefix(seen.playbook.name + "-").rpartition("-")[0]  # noqa: E731
-        return [line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", "yellow") for run in seen.unfinished]
+        return [
+            line(f"Unfinished: {run}; `phase run {phase_of(run)} --resume{option}` goes on with it.", "yellow")
+            for run in seen.unfinished
+        ]
     lines = [line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
     if seen.live:
         from phases.cli.live_view import is_look, look_head, look_row, outcome_word
 
         state, room = seen.live, shutil.get_terminal_size().columns - 7
         said = "" if is_look(state["said"]) else f": {state['said']}"
-        lines.append(line(f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}{said}"))
+        lines.append(
+            line(
+                f"  step {state['number']} of {state['steps']}, {state['step']}, for {age(seen.at - state['since'])}{said}"
+            )
+        )
         if look := state.get("look"):
-            lines += [line(f"  {look_head(look)}"), *(line(f"  {outcome_word(row):<5}{look_row(row, room)}") for row in look["tests"])]
+            lines += [
+                line(f"  {look_head(look)}"),
+                *(line(f"  {outcome_word(row):<5}{look_row(row, room)}") for row in look["tests"]),
+            ]
     return lines
 
 
@@ -192,15 +274,25 @@ def _production(seen: Overview, live: FleetLook | None) -> list[Block]:
     if live and (live.workers or "has no fleet" not in live.note):
         blocks += fleet_blocks(live)
     if good:
-        blocks.append(line(f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"))
+        blocks.append(
+            line(
+                f"Last good: {good.release[:12]}, since {good.checkpoint} ({_moment(good.at)}, {age(seen.at - good.at)} ago)"
+            )
+        )
     if back:
         end = "verified" if back.verified else "INCOMPLETE: a person is needed"
         if back.state == "restored":
             end = "restored and verified"
         elif seen.taken_down and not back.verified and not seen.left_to_restore:
-            end = f"not restored before {seen.taken_down.describe()}" + (", so that nothing is left to restore" if seen.taken_down.purged else "")
+            end = f"not restored before {seen.taken_down.describe()}" + (
+                ", so that nothing is left to restore" if seen.taken_down.purged else ""
+            )
         elif back.state == "undone":
-            end = "hot fallback taken back" + ("" if back.verified else " on some servers only: `phase rollback` restores, `phase rollback --hot --undo` goes on")
+            end = "hot fallback taken back" + (
+                ""
+                if back.verified
+                else " on some servers only: `phase rollback` restores, `phase rollback --hot --undo` goes on"
+            )
         elif back.state == "safe":
             end = "traffic is safe (hot fallback), NOT restored: `phase rollback` restores"
         text = f"Rolled back: {back.checkpoint}, {_moment(back.at)}, {age(seen.at - back.at)} ago, {end}: {back.reason}"
@@ -214,7 +306,13 @@ def _unrestored(seen: Overview) -> list[Block]:
     if back is None or not seen.left_to_restore:
         return []
     left = joined(f"{name}: {why}" for name, why in back.left.items()) or "see it in `phase checkpoint show`"
-    return [line(f"Not restored by {back.checkpoint}, {age(seen.at - back.at)} ago: {ended(left)} `phase rollback` does what is left.", "red", bold=True)]
+    return [
+        line(
+            f"Not restored by {back.checkpoint}, {age(seen.at - back.at)} ago: {ended(left)} `phase rollback` does what is left.",
+            "red",
+            bold=True,
+        )
+    ]
 
 
 def fleet_blocks(live: FleetLook) -> list[Block]:
@@ -227,7 +325,16 @@ def fleet_blocks(live: FleetLook) -> list[Block]:
 def _worker(row: WorkerView) -> tuple[str, ...]:
     runs = row.current[:12] or "-"
     kernel = {"incumbent": "fell back", "candidate": "as released", "mixed": "MIXED"}.get(row.kernel, "-")
-    return row.name, runs, kernel, row.last_good[:12] or "-", row.lease or "-", _yes(row.serving), _yes(row.in_service), row.problem
+    return (
+        row.name,
+        runs,
+        kernel,
+        row.last_good[:12] or "-",
+        row.lease or "-",
+        _yes(row.serving),
+        _yes(row.in_service),
+        row.problem,
+    )
 
 
 def _yes(value: bool | None) -> str:

@@ -21,7 +21,9 @@ class TerminalTable:
         styles: cell texts to rich styles.
     """
 
-    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: dict[str, str] | None = None
+    ) -> None:
         self.columns, self.styles = [str(name) for name in columns], styles or {}
         self.rows = [[str(cell) for cell in row] for row in rows]
 
@@ -46,7 +48,9 @@ class TerminalTable:
             widest = widths.index(max(widths))
             widths[widest] += spare
             return widths if may_break and widths[widest] >= NARROWEST else []
-        while spare and (short := [i for i, most in enumerate(wanted) if most > widths[i]]):  # to the narrowest first: long texts share what is left
+        while spare and (
+            short := [i for i, most in enumerate(wanted) if most > widths[i]]
+        ):  # to the narrowest first: long texts share what is left
             widths[min(short, key=lambda i: widths[i])] += 1
             spare -= 1
         return widths

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.base.errors import Exit, UsageError
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 
 if TYPE_CHECKING:
     from phases.engines.ssh.fleet import Fleet
@@ -42,9 +42,9 @@ def unlock(hosts: tuple[str, ...], all_hosts: bool, yes: bool, playbook_path: Pa
 
 def _unlock_run(playbook: Playbook, yes: bool, as_json: bool) -> dict[str, Any]:
     """The local lock of the playbook."""
-    from phases.run import run_directory
-    from phases.ledger import repository as source
     from phases.base.clock import SystemClock
+    from phases.ledger import repository as source
+    from phases.run import run_directory
     from phases.run.lock import Lock, life
 
     clock = SystemClock()
@@ -63,21 +63,35 @@ def _unlock_run(playbook: Playbook, yes: bool, as_json: bool) -> dict[str, Any]:
     return {**row, "state": "removed" if broken else "kept"}
 
 
-def _unlock_hosts(playbook: Playbook, names: tuple[str, ...], all_hosts: bool, yes: bool, as_json: bool) -> list[dict[str, Any]]:
+def _unlock_hosts(
+    playbook: Playbook, names: tuple[str, ...], all_hosts: bool, yes: bool, as_json: bool
+) -> list[dict[str, Any]]:
     """The locks of hosts: all are looked at side by side, then asked about one by one."""
     from phases.engines.ssh.fleet import Fleet
     from phases.engines.ssh.locks import show_lock
 
     settings = playbook.sections.get("fleet")
     if settings is None:
-        raise UsageError(f"{playbook.path} has no fleet section.", hint="Without HOST, `phase unlock` removes the lock of this repository.")
+        raise UsageError(
+            f"{playbook.path} has no fleet section.",
+            hint="Without HOST, `phase unlock` removes the lock of this repository.",
+        )
     rows = []
     with Fleet(settings.workers(), limit=settings.at_once) as fleet:
         chosen = fleet.hosts if all_hosts else [fleet[name] for name in names]
         for name, result in fleet.each(show_lock, hosts=chosen, deadline=60.0).items():
             if not result.ok:
                 note(f"{name}: {result.reason}")
-                rows.append({"host": name, "lock": name, "state": "failed", "owner": "", "owner_alive": None, "reason": result.reason})
+                rows.append(
+                    {
+                        "host": name,
+                        "lock": name,
+                        "state": "failed",
+                        "owner": "",
+                        "owner_alive": None,
+                        "reason": result.reason,
+                    }
+                )
             else:
                 rows.append(_unlock_host(fleet, name, result.value, yes, as_json))
     return rows
@@ -93,13 +107,19 @@ def _unlock_host(fleet: Fleet, name: str, seen: Any, yes: bool, as_json: bool) -
     if seen is None:
         _say(f"{name} is not locked.", as_json)
         return row
-    row.update(owner=f"{seen.owner}, for {seen.purpose or 'an unnamed purpose'}, taken {age(seen.age)} ago", owner_alive=seen.life.alive)
+    row.update(
+        owner=f"{seen.owner}, for {seen.purpose or 'an unnamed purpose'}, taken {age(seen.age)} ago",
+        owner_alive=seen.life.alive,
+    )
     orphan = "; nobody stands behind it any more, the next run would take it over by itself" if seen.orphan else ""
     _say(f"{name} is locked: {row['owner']}; {seen.life.value}{orphan}.", as_json)
     session = fleet.session(fleet[name])
     lease = read_lease(session)
     if lease and lease.active:
-        _say(f"{name} has a lease ({lease.state}, {max(0, lease.seconds_left):.0f} s left): left alone, it goes back by itself and frees the lock.", as_json)
+        _say(
+            f"{name} has a lease ({lease.state}, {max(0, lease.seconds_left):.0f} s left): left alone, it goes back by itself and frees the lock.",
+            as_json,
+        )
     if not _agreed(f"Remove the lock of {name}?", yes):
         return {**row, "state": "kept"}
     try:

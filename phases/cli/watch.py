@@ -8,12 +8,16 @@ from pathlib import Path
 
 import click
 
-from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 from phases.base.clock import SystemClock
+from phases.cli.common import example, json_option, load_playbook, note, playbook_option, print_json, say
 
 
 @click.command(epilog=example("phase watch", "phase watch --once --json   # from cron"))
-@click.option("--once", is_flag=True, help="One look, then exit: 0 well, 5 too little traffic to tell, 7 or 8 after a rollback, 4 where the policy only reports.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="One look, then exit: 0 well, 5 too little traffic to tell, 7 or 8 after a rollback, 4 where the policy only reports.",
+)
 @playbook_option
 @json_option
 def watch(once: bool, playbook_path: Path | None, as_json: bool) -> None:

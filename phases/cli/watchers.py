@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from phases.base.errors import Exit
 from phases.cli.common import harmless, is_terminal
 from phases.cli.live_view import RunningStep
 from phases.run.runner import Interrupted, Watcher
 from phases.run.steps import Facts, Step
-from phases.base.errors import Exit
 
 
 def watcher(as_json: bool, approves: bool = False) -> Watcher:
@@ -130,7 +130,9 @@ class Live:
         line = Text(self.label)
         line.append(f"  {text}", style="dim")
         line.append(f"  {' '.join(said.split())}" if said else "", style="dim")
-        row = Table.grid(padding=(0, 1, 0, 0))  # what does not fit goes on below, indented: a verdict's reason is never cut
+        row = Table.grid(
+            padding=(0, 1, 0, 0)
+        )  # what does not fit goes on below, indented: a verdict's reason is never cut
         row.add_row(Text.from_markup(mark), line)
         self.console.print(row)
 

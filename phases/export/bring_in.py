@@ -12,14 +12,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.base.files import write_atomically
 from phases.base.errors import PhaseError
+from phases.base.files import write_atomically
+from phases.base.reading import open_regular
 from phases.harness import contract, solutions
 from phases.harness.contract import Kernel
 from phases.harness.definitions import every
 from phases.harness.exchange import LANGUAGES, ExchangeError, Json, Solution, check_definition
-from phases.playbook.located import Mistakes, load as load_yaml
-from phases.base.reading import open_regular
+from phases.playbook.located import Mistakes
+from phases.playbook.located import load as load_yaml
 
 _MOST_BYTES = 16 << 20
 SUPPORTED = tuple(name for name in LANGUAGES if name != "tilelang")
@@ -53,7 +54,9 @@ def read_record(path: Path) -> Json:
     return data
 
 
-def import_solution(kernel: Kernel, solution: Solution, definition: Json, *, covers_all: bool, variant: str, role: str, device: str) -> Brought:
+def import_solution(
+    kernel: Kernel, solution: Solution, definition: Json, *, covers_all: bool, variant: str, role: str, device: str
+) -> Brought:
     """Make `solution` a variant.
 
     Args:
@@ -64,16 +67,25 @@ def import_solution(kernel: Kernel, solution: Solution, definition: Json, *, cov
         ExchangeError: the language is not one of ours, or the variant exists and is another.
     """
     if solution.language not in SUPPORTED:
-        raise ExchangeError(f"{solution.name} is written in {solution.language}; imported can be: {', '.join(SUPPORTED)}.")
+        raise ExchangeError(
+            f"{solution.name} is written in {solution.language}; imported can be: {', '.join(SUPPORTED)}."
+        )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", variant):
-        raise ExchangeError(f"{variant!r} cannot be the name of a variant.", hint="Give --as with lower-case letters, digits and _.")
+        raise ExchangeError(
+            f"{variant!r} cannot be the name of a variant.", hint="Give --as with lower-case letters, digits and _."
+        )
     directory = kernel.root / solutions.FOLDER / variant
     existing = kernel.variants.get(variant)
     if existing is not None:
         if existing.solution != solution.sha256:
-            raise ExchangeError(f"{kernel.name} has a variant {variant!r} already, and it is another.", hint="Give another name with --as.")
+            raise ExchangeError(
+                f"{kernel.name} has a variant {variant!r} already, and it is another.",
+                hint="Give another name with --as.",
+            )
         return Brought(variant, solution, directory, (), again=True)
-    record = solutions.record_of(solution, list(definition["inputs"]), list(definition["outputs"]), "" if covers_all else definition["name"])
+    record = solutions.record_of(
+        solution, list(definition["inputs"]), list(definition["outputs"]), "" if covers_all else definition["name"]
+    )
     files = _write(directory, solution, record)
     try:
         _name_in_kernel_yaml(kernel, variant, role, device, solution.sha256)
@@ -94,8 +106,10 @@ def definition_for(kernel: Kernel, name: str, given: Json | None, where: str) ->
         return check_definition(own[name], f"{kernel.entry}: definition()"), False
     if given is None:
         known = f"it has {', '.join(own)}" if own else "it has none (definition() of its contract module)"
-        raise ExchangeError(f"the Solution implements {name!r}, which is no Definition of {kernel.name}; {known}.",
-                            hint="Give the Definition's file with --definition when its inputs and outputs are named as this kernel's.")  # fmt: skip
+        raise ExchangeError(
+            f"the Solution implements {name!r}, which is no Definition of {kernel.name}; {known}.",
+            hint="Give the Definition's file with --definition when its inputs and outputs are named as this kernel's.",
+        )
     checked = check_definition(given, where)
     if checked["name"] != name:
         raise ExchangeError(f"{where} defines {checked['name']!r}; the Solution implements {name!r}.")
@@ -105,7 +119,9 @@ def definition_for(kernel: Kernel, name: str, given: Json | None, where: str) ->
 def _write(directory: Path, solution: Solution, record: Json) -> list[Path]:
     """All files, or none: written beside, then renamed."""
     if directory.exists():
-        raise ExchangeError(f"{directory} exists, but kernel.yaml does not name it.", hint="Remove it, or give another name with --as.")
+        raise ExchangeError(
+            f"{directory} exists, but kernel.yaml does not name it.", hint="Remove it, or give another name with --as."
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as scratch:
         made = Path(scratch) / "made"
@@ -126,7 +142,10 @@ def _name_in_kernel_yaml(kernel: Kernel, variant: str, role: str, device: str, s
     variants = whole.get("variants")
     lines = before.decode().splitlines(keepends=True)
     if variants is None or any(where.line <= whole.keys["variants"].line for where in variants.keys.values()):
-        raise ExchangeError(f"{kernel.file}: `variants` is not written as a block, one variant a line.", hint="Write it so, then import again.")
+        raise ExchangeError(
+            f"{kernel.file}: `variants` is not written as a block, one variant a line.",
+            hint="Write it so, then import again.",
+        )
     last = max(where.line for where in variants.keys.values())
     indent = lines[last - 1][: len(lines[last - 1]) - len(lines[last - 1].lstrip())]
     end = last

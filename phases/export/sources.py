@@ -49,13 +49,18 @@ def sources_of(kernel: Kernel, manifest: dict[str, Any], git: Git) -> dict[str, 
     root = os.path.relpath(kernel.root, os.path.realpath(top))
     where = f"{commit}:" + ("" if root == "." else f"{root}")
     if not commit or git.attempt("cat-file", "-e", where) is None:
-        raise ExchangeError(f"the sources of {kernel.name} at commit {(commit or 'none')[:12]} are not in this repository.",
-                            hint="Commit before running the phase, and fetch the commit the checkpoint speaks of.")  # fmt: skip
+        raise ExchangeError(
+            f"the sources of {kernel.name} at commit {(commit or 'none')[:12]} are not in this repository.",
+            hint="Commit before running the phase, and fetch the commit the checkpoint speaks of.",
+        )
     entries = [e for e in list_tree(git, where, recursive=True) if _is_code(e.path)]
     contents = read_objects(git, (e.oid for e in entries))
     found = {e.path: contents[e.oid][1].decode(errors="replace") for e in entries if contents[e.oid][1]}
     if sum(map(len, found.values())) > _MOST_BYTES:
-        raise ExchangeError(f"the sources of {kernel.name} below {kernel.root} exceed {_MOST_BYTES >> 20} MiB.", hint="Let `path` in kernel.yaml name the kernel alone.")
+        raise ExchangeError(
+            f"the sources of {kernel.name} below {kernel.root} exceed {_MOST_BYTES >> 20} MiB.",
+            hint="Let `path` in kernel.yaml name the kernel alone.",
+        )
     return found
 
 
@@ -64,14 +69,27 @@ def entry_text(kernel: Kernel, made: CaseDefinition) -> str:
     definition = made.definition
     axes: dict[str, Any] = {}
     for name, axis in definition["axes"].items():
-        carriers = [(key, tensor["shape"].index(name)) for key, tensor in definition["inputs"].items() if name in (tensor["shape"] or ())]
+        carriers = [
+            (key, tensor["shape"].index(name))
+            for key, tensor in definition["inputs"].items()
+            if name in (tensor["shape"] or ())
+        ]
         if axis["type"] == "const" or carriers:
             axes[name] = axis["value"] if axis["type"] == "const" else carriers[0]
     dtype = next(iter(definition["outputs"].values()))["dtype"]
     pairs = {what: ", ".join(f"{name!r}: {name}" for name in definition[what]) for what in ("inputs", "outputs")}
-    return _ENTRY.format(kernel=kernel.name, entry=kernel.entry, axes=axes, dtype=dtype, arguments=", ".join([*definition["inputs"], *definition["outputs"]]), **pairs)
+    return _ENTRY.format(
+        kernel=kernel.name,
+        entry=kernel.entry,
+        axes=axes,
+        dtype=dtype,
+        arguments=", ".join([*definition["inputs"], *definition["outputs"]]),
+        **pairs,
+    )
 
 
 def _is_code(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    return PurePosixPath(path).suffix in _CODE and not any(part in _SKIPPED or part.startswith(".") for part in parts[:-1])
+    return PurePosixPath(path).suffix in _CODE and not any(
+        part in _SKIPPED or part.startswith(".") for part in parts[:-1]
+    )

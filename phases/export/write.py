@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phases.base.files import write_atomically
+from phases.base.results import BenchmarkRecord, Case, ParityRecord, Results
 from phases.export.sources import entry_text, sources_of
 from phases.harness import solutions
 from phases.harness.contract import Kernel, to_json
 from phases.harness.definitions import CaseDefinition, collect
 from phases.harness.exchange import ExchangeError, Json, Solution, check_definition
 from phases.ledger.git import Git
-from phases.base.results import BenchmarkRecord, Case, ParityRecord, Results
 
 _NAMESPACE = uuid.UUID("8a1c2b53-6f0e-4f6c-9a57-3d1f1b0f6c11")  # of the workloads' ids: the same case gets the same id
-BASELINE = "baseline"  # the author by which flashinfer-bench knows what others are compared with; one Solution a Definition
+BASELINE = (
+    "baseline"  # the author by which flashinfer-bench knows what others are compared with; one Solution a Definition
+)
 
 
 @dataclass
@@ -61,8 +63,10 @@ def export(kernel: Kernel, results: Results, manifest: Json, git: Git, directory
         asked = dict(zip(map(_identity, cases), collect(kernel, cases, Path(scratch)), strict=True))
         known = {key: made for key, made in asked.items() if made}
         if not known:
-            raise ExchangeError(f"{kernel.name} has no Definition for any of its {len(cases)} benchmark cases.",
-                                hint=f"Add definition(case) to {kernel.entry}, as `phase init` writes it (docs/kernel.md).")  # fmt: skip
+            raise ExchangeError(
+                f"{kernel.name} has no Definition for any of its {len(cases)} benchmark cases.",
+                hint=f"Add definition(case) to {kernel.entry}, as `phase init` writes it (docs/kernel.md).",
+            )
         return _Dataset(kernel, results, manifest, git, directory).write(known, cases)
 
 
@@ -75,7 +79,9 @@ class _Dataset:
         self.sources: dict[str, str] | None = None
         self.solutions: dict[tuple[str, str], Solution] = {}  # by variant and Definition
         timed = {r.variant: r.role for r in results.benchmark if r.samples}
-        self.baseline = next((variant for role in ("baseline", "incumbent") for variant, played in timed.items() if played == role), None)
+        self.baseline = next(
+            (variant for role in ("baseline", "incumbent") for variant, played in timed.items() if played == role), None
+        )
 
     def write(self, known: dict[str, CaseDefinition], cases: Sequence[Case]) -> Exported:
         for case in cases:
@@ -83,7 +89,9 @@ class _Dataset:
             if made is None:
                 self.made.left_out.append(f"{case.key}: the kernel has no Definition for it")
                 continue
-            self._definition(check_definition(made.definition, f"{self.kernel.entry}: definition() of {case.key}"), made)
+            self._definition(
+                check_definition(made.definition, f"{self.kernel.entry}: definition() of {case.key}"), made
+            )
             self._workload(case, made)
         for record in [*self.results.benchmark, *_failures(self.results)]:
             made = known.get(_identity(record.case))
@@ -95,7 +103,9 @@ class _Dataset:
         missing = [name for name in definition["inputs"] if name not in made.inputs]
         unset = [name for name, axis in definition["axes"].items() if axis["type"] == "var" and name not in made.axes]
         if missing or unset:
-            raise ExchangeError(f"{self.kernel.entry}: definition() says nothing of {', '.join(missing + unset)} of {definition['name']}.")
+            raise ExchangeError(
+                f"{self.kernel.entry}: definition() says nothing of {', '.join(missing + unset)} of {definition['name']}."
+            )
         if definition["name"] not in self.made.definitions:
             self.made.definitions.append(definition["name"])
             self._once(f"definitions/{definition['op_type']}/{definition['name']}.json", definition)
@@ -112,8 +122,14 @@ class _Dataset:
         name = made.definition["name"]
         number = str(uuid.uuid5(_NAMESPACE, f"{name} {_identity(case)}"))
         stored = {"path": self._blob(made, number)}
-        inputs = {key: ({**made.inputs[key], **stored, "tensor_key": key} if made.inputs[key]["type"] == "safetensors" else made.inputs[key])
-                  for key in made.definition["inputs"]}  # fmt: skip
+        inputs = {
+            key: (
+                {**made.inputs[key], **stored, "tensor_key": key}
+                if made.inputs[key]["type"] == "safetensors"
+                else made.inputs[key]
+            )
+            for key in made.definition["inputs"]
+        }
         return {"axes": made.axes, "inputs": inputs, "uuid": number}
 
     def _blob(self, made: CaseDefinition, number: str) -> str:
@@ -127,8 +143,15 @@ class _Dataset:
             self.made.left_out.append(f"{record.variant} on {record.case.key}: {why.splitlines()[0]}")
             return
         solution = self._solution(record.variant, made)
-        row = {"definition": made.definition["name"], "workload": self._workload_of(record.case, made), "solution": solution.name, "evaluation": evaluation}
-        self.made.traces += self._line(f"traces/{solution.author}/{made.definition['op_type']}/{made.definition['name']}.jsonl", row)
+        row = {
+            "definition": made.definition["name"],
+            "workload": self._workload_of(record.case, made),
+            "solution": solution.name,
+            "evaluation": evaluation,
+        }
+        self.made.traces += self._line(
+            f"traces/{solution.author}/{made.definition['op_type']}/{made.definition['name']}.jsonl", row
+        )
 
     def _evaluation(self, record: BenchmarkRecord | ParityRecord) -> Json | None:
         """flashinfer-bench's evaluation; None for what it has no honest word for: a refusal, a case without a number."""
@@ -137,25 +160,44 @@ class _Dataset:
         hardware = str(facts.get("gpu") or facts.get("cpu") or facts.get("device") or "unknown").replace(" ", "_")
         common = {"environment": {"hardware": hardware, "libs": libs}, "timestamp": self.manifest["recorded_at"]}
         if isinstance(record, ParityRecord):
-            return {**common, "status": "INCORRECT_NUMERICAL", "log": record.reason, "correctness": _correctness(record.error, record.max_abs, record.tolerance)}
+            return {
+                **common,
+                "status": "INCORRECT_NUMERICAL",
+                "log": record.reason,
+                "correctness": _correctness(record.error, record.max_abs, record.tolerance),
+            }
         if not record.samples or not record.parity_after:
             return None
-        proof = next((p for p in self.results.parity if p.variant == record.variant and _identity(p.case) == _identity(record.case)), None)
+        proof = next(
+            (
+                p
+                for p in self.results.parity
+                if p.variant == record.variant and _identity(p.case) == _identity(record.case)
+            ),
+            None,
+        )
         error = record.detail.get("error_after", proof.error if proof else None)
         mean = sum(record.samples) / len(record.samples)
-        log = (f"{len(record.samples)} samples, median {record.median * 1e3:.6g} ms; checked against float64 before and after timing. "
-               f"The reference was not timed: compare with the Solution whose author is {BASELINE!r}. Case {record.case.key}.")  # fmt: skip
+        log = (
+            f"{len(record.samples)} samples, median {record.median * 1e3:.6g} ms; checked against float64 before and after timing. "
+            f"The reference was not timed: compare with the Solution whose author is {BASELINE!r}. Case {record.case.key}."
+        )
         return {
-            **common, "status": "PASSED", "log": log,
+            **common,
+            "status": "PASSED",
+            "log": log,
             "correctness": _correctness(error, proof.max_abs if proof else None, proof.tolerance if proof else None),
             "performance": {"latency_ms": mean * 1e3, "reference_latency_ms": 0.0, "speedup_factor": 0.0},
-        }  # fmt: skip
+        }
 
     def _solution(self, variant: str, made: CaseDefinition) -> Solution:
         key = (variant, made.definition["name"])
         if key not in self.solutions:
             self.solutions[key] = solution = self._solution_of(variant, made)
-            self._once(f"solutions/{solution.author}/{made.definition['op_type']}/{solution.definition}/{solution.name}.json", solution.to_json())
+            self._once(
+                f"solutions/{solution.author}/{made.definition['op_type']}/{solution.definition}/{solution.name}.json",
+                solution.to_json(),
+            )
             self.made.solutions.append(solution.name)
         return self.solutions[key]
 
@@ -168,13 +210,21 @@ class _Dataset:
         file = "main.py" if "main.py" not in self.sources else "phasegate_main.py"
         text = (made.main or entry_text(self.kernel, made)).replace("VARIANT", variant)
         hardware = self.results.facts.get("gpu") or "cpu"
-        dirty = " The work tree had changes that are not in these sources." if self.manifest["source"].get("dirty") else ""
+        dirty = (
+            " The work tree had changes that are not in these sources." if self.manifest["source"].get("dirty") else ""
+        )
         author = BASELINE if variant == self.baseline else _plain_author(self.manifest["author"])
         solution = Solution(
-            name=variant, definition=made.definition["name"], author=author, language="python", target_hardware=(str(hardware).replace(" ", "_"),),
-            entry=(file, "run"), sources={file: text, **self.sources}, dependencies=("torch",),
+            name=variant,
+            definition=made.definition["name"],
+            author=author,
+            language="python",
+            target_hardware=(str(hardware).replace(" ", "_"),),
+            entry=(file, "run"),
+            sources={file: text, **self.sources},
+            dependencies=("torch",),
             description=f"{self.kernel.name}'s {variant}, commit {self.manifest['source'].get('commit') or 'none'}.{dirty}",
-        )  # fmt: skip
+        )
         return dataclasses.replace(solution, name=f"{solution.definition}_{variant}_{solution.sha256[:8]}")
 
     # -- files -------------------------------------------------------------------------------------------------------------
@@ -214,7 +264,11 @@ def _failures(results: Results) -> Iterable[ParityRecord]:
 def _correctness(error: float | None, absolute: float | None, tolerance: float | None) -> Json:
     """Our error is the relative Frobenius error of the worst output, not the largest of elements, which stays unknown (NaN)."""
     extra = {"relative_frobenius_error": error, "tolerance": tolerance}
-    return {"max_relative_error": "NaN", "max_absolute_error": "NaN" if absolute is None else absolute, "extra": {k: v for k, v in extra.items() if v is not None}}
+    return {
+        "max_relative_error": "NaN",
+        "max_absolute_error": "NaN" if absolute is None else absolute,
+        "extra": {k: v for k, v in extra.items() if v is not None},
+    }
 
 
 def _identity(case: Case) -> str:

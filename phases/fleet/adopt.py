@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from phases.run.phase_run import PhaseRun
 from phases.base.errors import FleetError, PhaseError, ended, joined
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.releases import NEVER
-from phases.trial.arms import batches
 from phases.production.production import Production
 from phases.production.releases import fleet_releases, require_values
+from phases.run.phase_run import PhaseRun
 from phases.serving.environment import environment_facts
+from phases.trial.arms import batches
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ def incumbent_of(run: PhaseRun, production: Production) -> Bundle:
     """The incumbent's release; BuildError when it does not build, PlaybookError when a worker has no value for its launch arguments."""
     require_values(production.settings, production.workers)
     environment = environment_facts(production.settings.server, production.progress)
-    return fleet_releases(production.settings, run.kernel, environment, production.progress, run.playbook.path.parent, ("incumbent",))["incumbent"]
+    return fleet_releases(
+        production.settings, run.kernel, environment, production.progress, run.playbook.path.parent, ("incumbent",)
+    )["incumbent"]
 
 
 def adopt(production: Production, incumbent: Bundle) -> Adopted:
@@ -48,18 +50,25 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
     states = production.observe()
     lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
     if lost:
-        raise FleetError(f"{len(lost)} workers cannot be asked: {ended(joined(lost))}", hint="`phase doctor` says what is wrong.")
+        raise FleetError(
+            f"{len(lost)} workers cannot be asked: {ended(joined(lost))}", hint="`phase doctor` says what is wrong."
+        )
     new = [s.host for s in states if s.last_good == NEVER]  # what an earlier attempt left half done is done again
     serving = {s.host.name for s in states if s.in_service}
     production.push([incumbent], new)
     done: list[str] = []
     for batch in _batches(production, new, serving):
         with ThreadPoolExecutor(len(batch)) as pool:
-            outcomes = list(pool.map(lambda host: _one(production, host, incumbent.digest, out=host.name in serving), batch))
+            outcomes = list(
+                pool.map(lambda host: _one(production, host, incumbent.digest, out=host.name in serving), batch)
+            )
         failed = [outcome for outcome in outcomes if outcome]
         done += [host.name for host, outcome in zip(batch, outcomes, strict=True) if not outcome]
         if failed:
-            raise FleetError(f"{ended(joined(failed))} Adopted so far: {', '.join(done) or 'nobody'}.", hint="Mend it, then run `phase fleet adopt` again.")
+            raise FleetError(
+                f"{ended(joined(failed))} Adopted so far: {', '.join(done) or 'nobody'}.",
+                hint="Mend it, then run `phase fleet adopt` again.",
+            )
     for state in states:
         if state.host not in new and state.serving and not state.in_service:
             production.put_in(state.host)

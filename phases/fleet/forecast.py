@@ -14,21 +14,21 @@ from typing import Any
 from phases.analysis import power
 from phases.analysis.counts import clean_requests
 from phases.analysis.records import Records
+from phases.base.errors import AnalysisError, JournalError
+from phases.base.results import Results
+from phases.engines.ssh.host import Host
+from phases.fleet.live import fleet_settings
+from phases.full_rollout import steps as waves
+from phases.ledger.checkpoint import RESULTS, Checkpoint
+from phases.playbook.schema import Playbook
+from phases.production.settings import ProductionSettings
 from phases.run import journal, run_directory
 from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun
 from phases.run.progress import of_playbook
-from phases.base.errors import AnalysisError, JournalError
-from phases.engines.ssh.host import Host
-from phases.ledger.checkpoint import RESULTS, Checkpoint
-from phases.playbook.schema import Playbook
-from phases.base.results import Results
 from phases.tp8_canary import steps as canary
-from phases.full_rollout import steps as waves
 from phases.trial.arms import batches, like_for_like
-from phases.fleet.live import fleet_settings
 from phases.trial.settings import Design, JudgeSettings, MetricSettings
-from phases.production.settings import ProductionSettings
 
 REPLAYS = 100  # of an A/A recording: a plan is asked for often, and its answer is one of a few slowdowns anyway
 
@@ -120,18 +120,29 @@ def forecast(run: PhaseRun, recording: Records | None = None, rate: float | None
         watched = run.settings.soak
     touched = {name for step in moved for name in step.hosts}
     expected, expected_from = _recorded_time(run)
-    sights = tuple(_sight(gate, metric, judge, run.playbook, recording, rate) for gate in gates for metric in judge.metrics)
+    sights = tuple(
+        _sight(gate, metric, judge, run.playbook, recording, rate) for gate in gates for metric in judge.metrics
+    )
     return Forecast(
-        moved, tuple(host.name for host in workers if host.name not in touched), len(gates) * judge.bake + watched,
-        restarts * once + len(gates) * judge.deadline + watched, expected, expected_from,
-        judge.error_tolerance, clean_requests(judge.error_tolerance, judge.share), _own_requests(run), sights,
-    )  # fmt: skip
+        moved,
+        tuple(host.name for host in workers if host.name not in touched),
+        len(gates) * judge.bake + watched,
+        restarts * once + len(gates) * judge.deadline + watched,
+        expected,
+        expected_from,
+        judge.error_tolerance,
+        clean_requests(judge.error_tolerance, judge.share),
+        _own_requests(run),
+        sights,
+    )
 
 
 def _own_requests(run: PhaseRun) -> int:
     judge: JudgeSettings = run.settings.judge
     share = 1.0
-    if getattr(run.settings, "design", None) is Design.SWITCHBACK:  # half of the turns are an arm's, and of each what is left after the washout
+    if (
+        getattr(run.settings, "design", None) is Design.SWITCHBACK
+    ):  # half of the turns are an arm's, and of each what is left after the washout
         turns = run.settings.turns
         share = (1 - turns.washout / turns.period) / 2
     return round(judge.probes * judge.deadline * share)
@@ -140,7 +151,11 @@ def _own_requests(run: PhaseRun) -> int:
 def _canary(run: PhaseRun, workers: int, floor: int) -> tuple[tuple[Moved, ...], list[str], int]:
     arms = canary.arms_of(run)
     names = tuple(host.name for host in arms.canary)
-    moved = (Moved(canary.CONTROL, tuple(host.name for host in arms.control), 0.0), Moved(canary.CANARY, names, arms.share), Moved(canary.END, names, 0.0))
+    moved = (
+        Moved(canary.CONTROL, tuple(host.name for host in arms.control), 0.0),
+        Moved(canary.CANARY, names, arms.share),
+        Moved(canary.END, names, 0.0),
+    )
     moved = tuple(step for step in moved if step.hosts)  # in the switchback design nobody is control
     restarts = len(batches(arms.control, workers, floor)) + 2 * len(batches(arms.canary, workers, floor))
     return moved, [canary.BAKE], restarts
@@ -164,7 +179,9 @@ def _waves(run: PhaseRun, workers: Sequence[Host], floor: int) -> tuple[tuple[Mo
 def _recorded_time(run: PhaseRun) -> tuple[float | None, str]:
     """Seconds all steps of the latest finished attempt took, with what it was; the waiting for a killed process does not count."""
     state = run.repo / ".phase"
-    for attempt in reversed(run_directory.attempts(state, run.playbook.name, run.section.name) if state.is_dir() else []):
+    for attempt in reversed(
+        run_directory.attempts(state, run.playbook.name, run.section.name) if state.is_dir() else []
+    ):
         try:
             records = journal.read(attempt.journal, attempt.record.run_id)
         except JournalError:
@@ -175,21 +192,42 @@ def _recorded_time(run: PhaseRun) -> tuple[float | None, str]:
     return None, "no run of this phase has come to its end on this machine"
 
 
-def _sight(gate: str, metric: MetricSettings, judge: JudgeSettings, playbook: Playbook, recording: Records | None, rate: float | None) -> Sight:
+def _sight(
+    gate: str,
+    metric: MetricSettings,
+    judge: JudgeSettings,
+    playbook: Playbook,
+    recording: Records | None,
+    rate: float | None,
+) -> Sight:
     name = f"{metric.metric} p{metric.quantile * 100:g}"
     if recording is not None:
         return Sight(gate, name, *_by_recording(metric, judge, recording, rate))
-    passed = [c for c in ledger_of(playbook).survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, playbook)]
+    passed = [
+        c
+        for c in ledger_of(playbook).survey()[0]
+        if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, playbook)
+    ]
     if not passed:
-        return Sight(gate, name, None, "nothing is recorded yet: no canary has passed, and no A/A recording was given (--a-a FILE)")
+        return Sight(
+            gate,
+            name,
+            None,
+            "nothing is recorded yet: no canary has passed, and no A/A recording was given (--a-a FILE)",
+        )
     return Sight(gate, name, *_by_canary(name, metric, judge, playbook, passed[-1]))
 
 
-def _by_recording(metric: MetricSettings, judge: JudgeSettings, recording: Records, rate: float | None) -> tuple[float | None, str]:
+def _by_recording(
+    metric: MetricSettings, judge: JudgeSettings, recording: Records, rate: float | None
+) -> tuple[float | None, str]:
     """By the test itself, run on resampled stretches of two equal arms (`phases.analysis.power`)."""
     arms = recording.get(metric.metric, {})
     if len(arms) < 2:
-        raise AnalysisError(f"the A/A recording has no {metric.metric} of both arms.", hint=f"It has {', '.join(recording) or 'nothing'}; record what the playbook judges.")
+        raise AnalysisError(
+            f"the A/A recording has no {metric.metric} of both arms.",
+            hint=f"It has {', '.join(recording) or 'nothing'}; record what the playbook judges.",
+        )
     settings = judge.test(metric)
     made = power.Recording.of(arms["canary"], arms["control"], settings)
     settings = replace(settings, dispersion=power.dispersion(made, settings))
@@ -198,13 +236,19 @@ def _by_recording(metric: MetricSettings, judge: JudgeSettings, recording: Recor
     return seen, said if seen else f"{said}: none up to {power.SLOWDOWNS[-1]:g}"
 
 
-def _by_canary(name: str, metric: MetricSettings, judge: JudgeSettings, playbook: Playbook, checkpoint: Checkpoint) -> tuple[float | None, str]:
+def _by_canary(
+    name: str, metric: MetricSettings, judge: JudgeSettings, playbook: Playbook, checkpoint: Checkpoint
+) -> tuple[float | None, str]:
     """By how wide the interval was after as long a bake: a slowdown is found when even the interval's lower end is over the margin."""
     results = Results.from_json(json.loads(ledger_of(playbook).files(checkpoint)[RESULTS]))
     row = next((row for row in results.facts.get("sequential", []) if row["name"].startswith(name)), None)
-    looks = [look for look in (row or {}).get("looks", []) if look[1] is not None and look[2] is not None and look[2] > 0]
+    looks = [
+        look for look in (row or {}).get("looks", []) if look[1] is not None and look[2] is not None and look[2] > 0
+    ]
     within = [look for look in looks if look[0] <= judge.bake] or looks[:1]
     if not within:
         return None, f"{checkpoint.name} recorded no interval of {name}"
     elapsed, estimate, low, _ = within[-1]
-    return (1 + metric.margin) * estimate / low, f"the interval of {checkpoint.name} after {elapsed:.0f} s; expect that one more often than not"
+    return (
+        1 + metric.margin
+    ) * estimate / low, f"the interval of {checkpoint.name} after {elapsed:.0f} s; expect that one more often than not"

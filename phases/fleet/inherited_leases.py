@@ -16,14 +16,18 @@ def adopt_leases(production: Production) -> None:
         if result.ok and result.value and result.value.active and name not in production.leases:
             session = production.fleet.session(production.fleet[name])
             production.leases[name] = Lease(session, production.take_lock(session).token, lease_id=result.value.id)
-            if result.value.state == "confirmed":  # an armed one cannot be renewed: its switch was cut short, and is begun anew
+            if (
+                result.value.state == "confirmed"
+            ):  # an armed one cannot be renewed: its switch was cut short, and is begun anew
                 _go_on_with(production, production.leases[name])
 
 
 def _go_on_with(production: Production, lease: Lease) -> None:
     host = lease.session.host
     try:
-        lease.renew(production.fleet_settings.lease.bake, production.turns().of(list(production.leases).index(host.name)))
+        lease.renew(
+            production.fleet_settings.lease.bake, production.turns().of(list(production.leases).index(host.name))
+        )
     except LeaseError as late:
         production.progress(f"{host.name}: {late.message} It goes back before this run goes on.")
         try:

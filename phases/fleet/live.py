@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phases.engines.embedded import taken_down
-from phases.base.files import write_atomically
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import Facts, StepContext
 from phases.base.errors import UsageError
+from phases.base.files import write_atomically
+from phases.engines.embedded import taken_down
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.settings import FleetSettings
-from phases.notify.teller import teller_of
 from phases.fleet.inherited_leases import adopt_leases
+from phases.fleet.sections import fleet_of_playbook, section_of
+from phases.fleet.traffic import Traffic
+from phases.notify.teller import teller_of
 from phases.production.production import Production
 from phases.production.releases import fleet_releases
-from phases.fleet.sections import fleet_of_playbook, section_of
 from phases.production.settings import ProductionSettings
-from phases.fleet.traffic import Traffic
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import Facts, StepContext
 
 
 @dataclass
@@ -43,7 +43,9 @@ class Live:
         if self._production is None:
             if context.facts:  # it is resumed, past the step that starts an embedded fleet
                 _require_not_taken_down(self.run)
-            self._production = open_production(self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress)
+            self._production = open_production(
+                self.run, f"{self.run.section.name} {self.run.record.run_id}", context.clock, context.progress
+            )
             self._production.token = lock_token(self.run.work)
             adopt_leases(self._production)
         self._production.progress = context.progress
@@ -51,7 +53,9 @@ class Live:
 
     def bundles(self, context: StepContext, environment: dict[str, Any]) -> dict[str, Bundle]:
         if not self._bundles:
-            self._bundles = fleet_releases(self.settings, self.run.kernel, environment, context.progress, self.run.playbook.path.parent)
+            self._bundles = fleet_releases(
+                self.settings, self.run.kernel, environment, context.progress, self.run.playbook.path.parent
+            )
         return self._bundles
 
     def traffic(self, context: StepContext) -> Traffic:
@@ -73,7 +77,10 @@ class Live:
 def _require_not_taken_down(run: PhaseRun) -> None:
     record = taken_down.of_playbook(run.playbook)
     if record is not None and record.is_down:
-        raise UsageError(f"{record.describe()}, and with it what this run had begun.", hint="Begin anew, without --resume: that starts the fleet again.")
+        raise UsageError(
+            f"{record.describe()}, and with it what this run had begun.",
+            hint="Begin anew, without --resume: that starts the fleet again.",
+        )
 
 
 def lock_token(work: Path) -> str:
@@ -95,14 +102,23 @@ def fleet_settings(run: PhaseRun) -> FleetSettings:
     return fleet_of_playbook(run.playbook, run.section.name, choose_ports=not run.is_plan)
 
 
-def open_production(run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None], *, reached: Fleet | None = None) -> Production:
+def open_production(
+    run: PhaseRun, purpose: str, clock: Any, progress: Callable[[str], None], *, reached: Fleet | None = None
+) -> Production:
     """Production as this playbook names it. Nothing is connected yet, except by `reached`, whose sessions it then uses and closes."""
     from phases.engines.ssh.router import make_router
 
     fleet = fleet_settings(run)
     teller = teller_of(run.playbook, run.kernel.name, run.section.name, progress)
     made = Production(
-        section(run, "production"), fleet, make_router(fleet.router, clock), run.kernel.package, purpose, clock, progress, teller=teller,
-    )  # fmt: skip
+        section(run, "production"),
+        fleet,
+        make_router(fleet.router, clock),
+        run.kernel.package,
+        purpose,
+        clock,
+        progress,
+        teller=teller,
+    )
     made.fleet = reached or made.fleet
     return made

@@ -26,7 +26,9 @@ def table(results: Results) -> str:
     events = results.facts.get("timeline", [])
     if events:
         lines += ["", "timeline (seconds since detection)"]
-        lines += [f"  {event['at']:8.2f}  {event['event']:18} {event['host']:12} {event['note']}".rstrip() for event in events]
+        lines += [
+            f"  {event['at']:8.2f}  {event['event']:18} {event['host']:12} {event['note']}".rstrip() for event in events
+        ]
     back = results.facts.get("end", {}).get("rollback") or results.facts.get("rollback")
     if back and back.get("state"):
         lines += ["", f"production: {STATES[back['state']]}"]
@@ -37,8 +39,15 @@ def _load(shares: list[dict[str, Any]]) -> list[str]:
     """Requests of the own load by step; `again` are those the router repeated by itself."""
     if not shares:
         return []
-    lines = ["", "own load through the router, by the step in which a request ended", _counts("", "sent", "failed", "again", "late")]
-    lines += [_counts(s["during"], s["sent"], s["failed"], "-" if s["retried"] is None else s["retried"], s["late"]) for s in shares]
+    lines = [
+        "",
+        "own load through the router, by the step in which a request ended",
+        _counts("", "sent", "failed", "again", "late"),
+    ]
+    lines += [
+        _counts(s["during"], s["sent"], s["failed"], "-" if s["retried"] is None else s["retried"], s["late"])
+        for s in shares
+    ]
     failures = [failure for share in shares for failure in share["failures"]]
     return lines + [f"  failed: {f['prompt']}: {f['error'] or f['status']}" for f in failures[:5]]
 
@@ -56,4 +65,8 @@ def _number(value: float | None) -> str:
 
 
 def _interval(measured: Measurement) -> Any:
-    return f"{_number(measured.low)} … {_number(measured.high)}" if measured.low is not None or measured.high is not None else "-"
+    return (
+        f"{_number(measured.low)} … {_number(measured.high)}"
+        if measured.low is not None or measured.high is not None
+        else "-"
+    )

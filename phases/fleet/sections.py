@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from phases.ledger.repository import repository_of
 from phases.base.errors import PlaybookError
 from phases.engines.ssh.settings import FleetSettings
+from phases.ledger.repository import repository_of
 from phases.playbook.schema import Playbook
 
 
@@ -14,7 +14,10 @@ def section_of(playbook: Playbook, name: str, needed_by: str) -> Any:
     """A shared section of the playbook; PlaybookError when it is missing."""
     found = playbook.sections.get(name)
     if found is None:
-        raise PlaybookError(f"{playbook.path} has no section {name!r}, which {needed_by} needs.", hint=f"Add `{name}:` at the top level.")
+        raise PlaybookError(
+            f"{playbook.path} has no section {name!r}, which {needed_by} needs.",
+            hint=f"Add `{name}:` at the top level.",
+        )
     return found
 
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from phases.run.closing import ledger_of
-from phases.base.files import write_json
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import Facts, Step, StepContext
 from phases.base.errors import FleetError, PhaseError, ended, joined
+from phases.base.files import write_json
+from phases.base.results import Results
 from phases.engines.ssh.host import Host
+from phases.fleet import traffic
+from phases.fleet.live import Live, fleet_settings
+from phases.fleet.report import table
 from phases.ledger.checkpoint import RESULTS
 from phases.ledger.remote import RemoteUnreachable
-from phases.base.results import Results
-from phases.fleet import traffic
-from phases.trial.arms import batches
-from phases.fleet.live import Live, fleet_settings
-from phases.trial.metrics import require_metrics
 from phases.production.production import Production, WorkerState
 from phases.production.releases import require_values
-from phases.fleet.report import table
+from phases.run.closing import ledger_of
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import Facts, Step, StepContext
 from phases.serving.environment import environment_facts
+from phases.trial.arms import batches
+from phases.trial.metrics import require_metrics
 
 FLEET, PUSH, REPORT, LEAVE = "look at the fleet", "push the releases", "write the report", "leave production"
 
@@ -43,9 +43,18 @@ def look_at_fleet(run: PhaseRun, live: Live, detail: tuple[str, ...]) -> Step:
         _require_well(states)
         _require_one_release(states, bundles["candidate"].digest)
         require_metrics(live.production(context), run.settings.judge)
-        return {"environment": environment, "workers": [s.describe() for s in states], "digests": {side: b.digest for side, b in bundles.items()}}
+        return {
+            "environment": environment,
+            "workers": [s.describe() for s in states],
+            "digests": {side: b.digest for side, b in bundles.items()},
+        }
 
-    return Step(FLEET, f"each of {len(fleet_settings(run).workers())} workers must be reached, serving, in service, and all on one release", look, detail=detail)
+    return Step(
+        FLEET,
+        f"each of {len(fleet_settings(run).workers())} workers must be reached, serving, in service, and all on one release",
+        look,
+        detail=detail,
+    )
 
 
 def push_releases(run: PhaseRun, live: Live, hosts: Sequence[Host]) -> Step:
@@ -59,7 +68,9 @@ def push_releases(run: PhaseRun, live: Live, hosts: Sequence[Host]) -> Step:
     return Step(PUSH, f"incumbent and candidate onto {names(hosts)}; nothing that serves changes", push)
 
 
-def report_step(run: PhaseRun, name: str, end: str, more: Callable[[Results], dict[str, Any]] = lambda results: {}) -> Step:
+def report_step(
+    run: PhaseRun, name: str, end: str, more: Callable[[Results], dict[str, Any]] = lambda results: {}
+) -> Step:
     """results.json and a text table.
 
     Args:
@@ -72,7 +83,9 @@ def report_step(run: PhaseRun, name: str, end: str, more: Callable[[Results], di
         facts = {**results.facts, "end": context.facts.get(end, {}), "load": load, **more(results)}
         if "timeline" not in facts and facts["end"].get("rollback"):
             facts["timeline"] = facts["end"]["rollback"]["timeline"]
-        results = dataclasses.replace(results, facts=facts, measurements=(*results.measurements, *traffic.measured(load)))
+        results = dataclasses.replace(
+            results, facts=facts, measurements=(*results.measurements, *traffic.measured(load))
+        )
         run.checkpoint_files.mkdir(parents=True, exist_ok=True)
         write_json(run.checkpoint_files / RESULTS, results.to_json())
         run.add_file(name, table(results).encode())
@@ -146,7 +159,10 @@ def _require_ledger(run: PhaseRun, context: StepContext) -> None:
 def _require_well(states: Sequence[WorkerState]) -> None:
     ill = [f"{s.host.name}: {s.error or 'does not answer'}" for s in states if s.error or not s.serving]
     if ill:
-        raise FleetError(f"{len(ill)} workers are not well before anything has moved: {ended(joined(ill))}", hint="Mend them, or take them out of the playbook.")
+        raise FleetError(
+            f"{len(ill)} workers are not well before anything has moved: {ended(joined(ill))}",
+            hint="Mend them, or take them out of the playbook.",
+        )
     out = [s.host.name for s in states if not s.in_service]
     if out:
         raise FleetError(f"the router does not send anything to {', '.join(out)}.", hint="Put them into service first.")
@@ -157,7 +173,16 @@ def _require_one_release(states: Sequence[WorkerState], candidate: str) -> None:
     settled = {s.host.name: s.current for s in states if not (s.lease and s.lease.active)}
     found = sorted(set(settled.values()))
     if len(found) > 1:
-        shown = "; ".join(f"{digest[:12]} on {', '.join(name for name, current in settled.items() if current == digest)}" for digest in found)
-        raise FleetError(f"workers run different releases before anything has moved: {shown}.", hint="Bring them together first: `phase rollback`.")
+        shown = "; ".join(
+            f"{digest[:12]} on {', '.join(name for name, current in settled.items() if current == digest)}"
+            for digest in found
+        )
+        raise FleetError(
+            f"workers run different releases before anything has moved: {shown}.",
+            hint="Bring them together first: `phase rollback`.",
+        )
     if found == [candidate]:
-        raise FleetError(f"all workers run the candidate {candidate[:12]} already.", hint="There is nothing to try out; `phase fleet status` shows it.")
+        raise FleetError(
+            f"all workers run the candidate {candidate[:12]} already.",
+            hint="There is nothing to try out; `phase fleet status` shows it.",
+        )

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from phases.analysis.scrape import Scrape
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import StepContext
 from phases.base.errors import AnalysisError, PlaybookError
 from phases.base.results import Measurement
-from phases.trial.metrics import read_metrics
 from phases.production.production import Production
 from phases.production.settings import LoadSettings
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import StepContext
 from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt, RequestRecord
 from phases.serving.prompts import load_prompts
+from phases.trial.metrics import read_metrics
 
 KEPT_FAILURES = 20
 RETRIES = ("smg_worker_retries_total", "sgl_router_retries_total")  # newest first
@@ -62,8 +62,14 @@ class Traffic:
         self._told = False
         if settings.rate > 0:
             sender = HttpSender(_address(settings, production), timeout=production.settings.server.request_timeout)
-            self._load = OpenLoopLoad(sender, prompts_of(run, settings), settings.rate, max_in_flight=settings.max_in_flight,
-                                      seed=settings.seed, on_record=self._keep).start()  # fmt: skip
+            self._load = OpenLoopLoad(
+                sender,
+                prompts_of(run, settings),
+                settings.rate,
+                max_in_flight=settings.max_in_flight,
+                seed=settings.seed,
+                on_record=self._keep,
+            ).start()
 
     @contextlib.contextmanager
     def during(self, step: str) -> Iterator[list[Share]]:
@@ -79,7 +85,9 @@ class Traffic:
         repeats = None if retried is None or again is None else max(0, round(again - retried))
         with self._lock:
             failures = tuple(self._failures)
-        shares.append(Share(step, now.sent - before.sent, now.failed - before.failed, now.late - before.late, repeats, failures))
+        shares.append(
+            Share(step, now.sent - before.sent, now.failed - before.failed, now.late - before.late, repeats, failures)
+        )
 
     def stop(self) -> None:
         """Send nothing new and wait for what is in flight."""
@@ -90,7 +98,9 @@ class Traffic:
         if not record.ok:
             with self._lock:
                 if len(self._failures) < KEPT_FAILURES:
-                    self._failures.append({"at": record.finished, "prompt": record.prompt, "status": record.status, "error": record.error})
+                    self._failures.append(
+                        {"at": record.finished, "prompt": record.prompt, "status": record.status, "error": record.error}
+                    )
 
     def _summary(self) -> LoadSummary:
         return self._load.summary() if self._load is not None else LoadSummary(0, 0, 0, 0.0)
@@ -140,23 +150,36 @@ def during(step: str) -> str:
 def shares_of(run: PhaseRun, context: StepContext) -> list[dict[str, Any]]:
     """What the steps so far kept of the load, in their order."""
     results = run.gathered(context).facts
-    return [row for name, facts in context.facts.items() for row in (*facts.get("load", ()), *results.get(during(name), ()))]
+    return [
+        row for name, facts in context.facts.items() for row in (*facts.get("load", ()), *results.get(during(name), ()))
+    ]
 
 
 def measured(shares: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
     """Requests of the own load that failed, and that the router repeated; nothing without a load."""
     if not shares:
         return ()
-    sent, source = sum(share["sent"] for share in shares), "own load through the router, from the first change to the last"
-    found = [Measurement("failed_requests", float(sum(share["failed"] for share in shares)), n=sent, unit="requests", source=source)]
+    sent, source = (
+        sum(share["sent"] for share in shares),
+        "own load through the router, from the first change to the last",
+    )
+    found = [
+        Measurement(
+            "failed_requests", float(sum(share["failed"] for share in shares)), n=sent, unit="requests", source=source
+        )
+    ]
     if all(share["retried"] is not None for share in shares):
         repeated = float(sum(share["retried"] for share in shares))
-        found.append(Measurement("retried_requests", repeated, n=sent, unit="requests", source="the router's own metrics"))
+        found.append(
+            Measurement("retried_requests", repeated, n=sent, unit="requests", source="the router's own metrics")
+        )
     return tuple(found)
 
 
 def _address(settings: LoadSettings, production: Production) -> str:
     url = settings.url or getattr(production.router, "url", "")
     if not url:
-        raise PlaybookError("`production.load` has no address to send to: the router is driven by hooks.", hint="Give `load.url`.")
+        raise PlaybookError(
+            "`production.load` has no address to send to: the router is driven by hooks.", hint="Give `load.url`."
+        )
     return str(url)

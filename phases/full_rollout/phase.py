@@ -6,12 +6,12 @@ workers stay under leases until the soak has passed; then the candidate becomes 
 
 from __future__ import annotations
 
+from phases.fleet import shared_steps
+from phases.fleet.live import Live
+from phases.full_rollout import steps as waves
 from phases.run.closing import closing_steps
 from phases.run.phase_run import PhaseRun
 from phases.run.steps import Step
-from phases.fleet import shared_steps
-from phases.full_rollout import steps as waves
-from phases.fleet.live import Live
 
 
 def full_rollout(run: PhaseRun) -> list[Step]:

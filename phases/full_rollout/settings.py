@@ -9,12 +9,17 @@ from phases.playbook.typed import read, setting
 from phases.production.settings import Amount
 from phases.trial.settings import JudgeSettings
 
+
 @dataclass(frozen=True)
 class RolloutSettings:
     """Phase 4: wave by wave, judged against workers not yet moved, then a soak."""
 
     judge: JudgeSettings = setting(help="how each wave is judged")
-    waves: tuple[Amount, ...] = setting((Amount(percent=25), Amount(percent=50), Amount(percent=100)), not_empty=True, help="cumulative size of each wave")
+    waves: tuple[Amount, ...] = setting(
+        (Amount(percent=25), Amount(percent=50), Amount(percent=100)),
+        not_empty=True,
+        help="cumulative size of each wave",
+    )
     soak: float = setting(300.0, duration=True, at_least=0, help="time under watch with the whole fleet moved")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:

@@ -11,26 +11,26 @@ import json
 from typing import Any
 
 from phases.analysis.decision import Outcome
+from phases.base.errors import Exit, FleetError, LedgerError, joined
+from phases.base.results import Measurement, Results
+from phases.engines.ssh.host import Host
+from phases.fleet import shared_steps, traffic
+from phases.fleet.live import Live, fleet_settings
+from phases.fleet.shared_steps import FLEET, PUSH, batches_under_floor, names, together
+from phases.ledger.checkpoint import RESULTS
+from phases.production.decided import GOING_BACK, decide, decided
+from phases.production.production import Production, WorkerState
+from phases.rollback.steps import roll_back
+from phases.rollback.takeover import let_others_finish
 from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun, load_results
 from phases.run.progress import of_playbook
 from phases.run.steps import Facts, Step, StepContext
-from phases.base.errors import Exit, FleetError, LedgerError, joined
-from phases.engines.ssh.host import Host
-from phases.ledger.checkpoint import RESULTS
-from phases.base.results import Measurement, Results
 from phases.trial import judging
-from phases.fleet import shared_steps, traffic
 from phases.trial.arms import like_for_like, waves
 from phases.trial.bake import Verdict
-from phases.production.decided import GOING_BACK, decide, decided
-from phases.fleet.live import Live, fleet_settings
-from phases.production.production import Production, WorkerState
 from phases.trial.reference import Level
-from phases.rollback.steps import roll_back
-from phases.fleet.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.trial.soak import Soak
-from phases.rollback.takeover import let_others_finish
 
 SOAK, FINISH = "soak", "make it last-good"
 
@@ -56,19 +56,26 @@ def push_releases(run: PhaseRun, live: Live) -> Step:
 def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmoved: tuple[Host, ...]) -> Step:
     """Move one wave and judge it against like workers not yet moved."""
     canary, control = like_for_like(moving, unmoved)
-    against_whom = f"{names(canary)} judged against {names(control)}" if canary else "judged in the soak: no like worker is left to compare with"
+    against_whom = (
+        f"{names(canary)} judged against {names(control)}"
+        if canary
+        else "judged in the soak: no like worker is left to compare with"
+    )
 
     def measure(context: StepContext) -> dict[str, Any]:
         if stopped(run, context):
             return {}
-        production, digest = live.production(context), context.facts[PUSH]["candidate"]
+        production = live.production(context)
         known = decided(context.work, GOING_BACK)
         with live.traffic(context).during(wave_name(number)) as load:
             if known is None:
                 found = _advance(run, live, production, number, moving, unmoved, context)
                 known = Results(run.section.name, run.kernel.name, **found)
             ended = _act_on(production, known, context)
-        return {"facts": {**ended, traffic.during(wave_name(number)): traffic.kept(load)}, "measurements": known.measurements}
+        return {
+            "facts": {**ended, traffic.during(wave_name(number)): traffic.kept(load)},
+            "measurements": known.measurements,
+        }
 
     def holds(context: StepContext, facts: Facts) -> bool:
         """What went back, or is to, is not wanted on the candidate any more."""
@@ -83,8 +90,15 @@ def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmov
     return dataclasses.replace(step, holds=lambda context, facts: step.holds(context, facts) and holds(context, facts))  # type: ignore[misc]
 
 
-def _advance(run: PhaseRun, live: Live, production: Production, number: int, moving: tuple[Host, ...], unmoved: tuple[Host, ...],
-             context: StepContext) -> dict[str, Any]:  # fmt: skip
+def _advance(
+    run: PhaseRun,
+    live: Live,
+    production: Production,
+    number: int,
+    moving: tuple[Host, ...],
+    unmoved: tuple[Host, ...],
+    context: StepContext,
+) -> dict[str, Any]:
     """Move a wave and judge it: facts and measurements. The facts say `stopped` when it may go no further."""
     digest = context.facts[PUSH]["candidate"]
     lost = {**run.gathered(context).facts.get("lost", {}), **_move(production, moving, digest, context)}
@@ -133,7 +147,11 @@ def soak(run: PhaseRun, live: Live) -> Step:
             ended = _act_on(production, known, context)
         return {"facts": {**ended, traffic.during(SOAK): traffic.kept(load)}, "measurements": known.measurements}
 
-    return run.results_step(SOAK, f"{run.settings.soak:g} s with the whole fleet on the candidate, against the reference of Phase 3", measure)
+    return run.results_step(
+        SOAK,
+        f"{run.settings.soak:g} s with the whole fleet on the candidate, against the reference of Phase 3",
+        measure,
+    )
 
 
 def finish(run: PhaseRun, live: Live) -> Step:
@@ -155,9 +173,16 @@ def finish(run: PhaseRun, live: Live) -> Step:
         moved = [host for host in production.workers if host.name not in lost]
         for host in moved:
             production.keep(host, digest)
-        left = [s.host.name for s in production.observe() if s.host.name not in lost and (s.current != digest or s.last_good != digest)]
+        left = [
+            s.host.name
+            for s in production.observe()
+            if s.host.name not in lost and (s.current != digest or s.last_good != digest)
+        ]
         if left:
-            raise FleetError(f"{', '.join(left)} could not be recorded as good.", hint="Look at `phase status`, then `phase run --resume`.")
+            raise FleetError(
+                f"{', '.join(left)} could not be recorded as good.",
+                hint="Look at `phase status`, then `phase run --resume`.",
+            )
         context.progress(f"{digest[:12]} is last-good on {len(moved)} workers")
         return {"last_good": digest, "previous": before.pop() if len(before) == 1 else ""}
 
@@ -180,14 +205,18 @@ def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
         LedgerError: they cannot be read.
     """
     ledger = ledger_of(run.playbook)
-    passed = [c for c in ledger.survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, run.playbook)]
+    passed = [
+        c for c in ledger.survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, run.playbook)
+    ]
     if not passed:
         return ()
     try:
         results = Results.from_json(json.loads(ledger.files(passed[-1])[RESULTS]))
         return tuple(Level.from_json(row) for row in results.facts.get("reference", []))
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise LedgerError(f"{passed[-1].name} holds no readable results.", hint=f"See `phase checkpoint verify {passed[-1].number}`.") from fault
+        raise LedgerError(
+            f"{passed[-1].name} holds no readable results.", hint=f"See `phase checkpoint verify {passed[-1].number}`."
+        ) from fault
 
 
 def _all_looks(results: Results) -> list[dict[str, Any]]:
@@ -205,7 +234,9 @@ def _move(production: Production, moving: tuple[Host, ...], digest: str, context
     for batch in batches_under_floor(production, todo):
         for host, fault in together(batch, lambda host: production.switch(host, digest)).items():
             lost[host] = str(fault)
-        context.progress(f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service"))
+        context.progress(
+            f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service")
+        )
     return lost
 
 
@@ -225,12 +256,17 @@ def _concluded(number: int, verdict: Verdict, context: StepContext) -> dict[str,
 
 
 def _soaked(verdict: Verdict, context: StepContext) -> dict[str, Any]:
-    facts: dict[str, Any] = {"soak": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
+    facts: dict[str, Any] = {
+        "soak": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}
+    }
     facts["reference"] = [level.to_json() for level in verdict.reference]
     if verdict.outcome is not Outcome.PASS:
         ended = "" if verdict.outcome is Outcome.FAIL else f"ended as {verdict.outcome.value}, "
         facts |= {"stopped": f"soak: {ended}{verdict.reason}", "detected": context.clock.now()}
-    return {"facts": facts, "measurements": (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions))}
+    return {
+        "facts": facts,
+        "measurements": (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions)),
+    }
 
 
 def _of_wave(number: int, row: Measurement) -> Measurement:
@@ -240,5 +276,3 @@ def _of_wave(number: int, row: Measurement) -> Measurement:
 def _passed(name: str, verdict: Verdict) -> Measurement:
     value = {Outcome.PASS: 1.0, Outcome.FAIL: 0.0}.get(verdict.outcome)
     return Measurement(name, value, value, value, n=1, source=verdict.reason)
-
-

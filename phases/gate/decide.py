@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phases.base.verdict import Verdict
 from phases.gate.intervals import Interval
 from phases.gate.outcome import RuleOutcome
-from phases.base.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,17 @@ class Quantity:
 
     def outcome(self, verdict: Verdict, reason: str, threshold: float | None) -> RuleOutcome:
         bounds = {name: _json(getattr(self.judged, name)) for name in ("estimate", "low", "high")}
-        return RuleOutcome(self.rule, verdict, reason, n=self.n, threshold=threshold, unit=self.unit, source=self.source,
-                           detail=self.detail, **bounds)
+        return RuleOutcome(
+            self.rule,
+            verdict,
+            reason,
+            n=self.n,
+            threshold=threshold,
+            unit=self.unit,
+            source=self.source,
+            detail=self.detail,
+            **bounds,
+        )
 
 
 def at_least(quantity: Quantity, threshold: float) -> RuleOutcome:
@@ -56,7 +65,9 @@ def at_most(quantity: Quantity, threshold: float) -> RuleOutcome:
     return quantity.outcome(verdict, reason.rstrip(), threshold)
 
 
-def absent(quantity: Quantity, answer: str, why: str, *, floor: float | None = None, ceiling: float | None = None) -> RuleOutcome:
+def absent(
+    quantity: Quantity, answer: str, why: str, *, floor: float | None = None, ceiling: float | None = None
+) -> RuleOutcome:
     """The playbook's explicit answer for missing data.
 
     Args:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from phases.gate.outcome import GateOutcome, RuleOutcome
-from phases.gate.rules import Rule
 from phases.base.results import Results
 from phases.base.verdict import Verdict
+from phases.gate.outcome import GateOutcome, RuleOutcome
+from phases.gate.rules import Rule
 
 
 def judge(phase: str, rules: Iterable[Rule], results: Results) -> GateOutcome:
@@ -18,7 +18,9 @@ def judge(phase: str, rules: Iterable[Rule], results: Results) -> GateOutcome:
     """
     outcomes = tuple(_judge_one(rule, results) for rule in rules)
     if not outcomes:
-        outcomes = (RuleOutcome("gate", Verdict.ERROR, f"the playbook names no rule for {phase}: nothing was evaluated"),)
+        outcomes = (
+            RuleOutcome("gate", Verdict.ERROR, f"the playbook names no rule for {phase}: nothing was evaluated"),
+        )
     return GateOutcome(phase=phase, rules=outcomes)
 
 
@@ -26,4 +28,6 @@ def _judge_one(rule: Rule, results: Results) -> RuleOutcome:
     try:
         return rule.judge(results)
     except Exception as fault:  # whatever a rule trips over is its verdict, named, and blocks the gate
-        return RuleOutcome(rule.kind, Verdict.ERROR, f"rule at {rule.where} could not be evaluated: {type(fault).__name__}: {fault}")
+        return RuleOutcome(
+            rule.kind, Verdict.ERROR, f"rule at {rule.where} could not be evaluated: {type(fault).__name__}: {fault}"
+        )

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from phases.base.results import BenchmarkRecord, ParityRecord, Results
+from phases.base.verdict import Verdict
 from phases.gate.decide import Quantity, absent, at_least
 from phases.gate.intervals import Interval, median_interval, ratio_interval
 from phases.gate.outcome import RuleOutcome
 from phases.playbook.typed import setting
-from phases.base.results import BenchmarkRecord, ParityRecord, Results
-from phases.base.verdict import Verdict
 
 ABSENT_CHOICES = ("fail", "inconclusive", "zero")
 _NOTHING = Interval(math.nan, math.nan, math.nan)
@@ -25,8 +25,11 @@ _SHOWN = 20  # failures listed in a rule's detail; the results hold them all
 
 
 def absent_setting() -> Any:
-    return setting("inconclusive", choices=ABSENT_CHOICES,
-                   help="verdict when there is nothing to judge: fail, inconclusive, or zero (judge the number 0)")
+    return setting(
+        "inconclusive",
+        choices=ABSENT_CHOICES,
+        help="verdict when there is nothing to judge: fail, inconclusive, or zero (judge the number 0)",
+    )
 
 
 def cases_setting() -> Any:
@@ -54,12 +57,20 @@ class BuildRule:
         problems = [f"{r.variant}/{r.arch}: {_first_line(r.reason) or 'failed'}" for r in records if not r.ok]
         problems += [f"{arch}: not built" for arch in missing]
         built = sum(r.ok for r in records)
-        quantity = Quantity("build", Interval(built, built, built), len(records), "objects", "build",
-                            {"archs": sorted({r.arch for r in records}), "failed": problems[:_SHOWN]})
+        quantity = Quantity(
+            "build",
+            Interval(built, built, built),
+            len(records),
+            "objects",
+            "build",
+            {"archs": sorted({r.arch for r in records}), "failed": problems[:_SHOWN]},
+        )
         if not records and not missing:
             return absent(quantity, self.absent, "no object was built")
         verdict = Verdict.FAIL if problems else Verdict.PASS
-        return quantity.outcome(verdict, "; ".join(problems) or f"all {built} objects built", float(len(records) + len(missing)))
+        return quantity.outcome(
+            verdict, "; ".join(problems) or f"all {built} objects built", float(len(records) + len(missing))
+        )
 
 
 @dataclass(frozen=True)
@@ -78,16 +89,26 @@ class ParityRule:
         computed = [r for r in records if not r.refused]
         problems = [f"{r.variant} {r.case.key}: {problem}" for r in records if (problem := self._problem(r))]
         worst = max((r.error / r.tolerance for r in computed if r.error is not None and r.tolerance), default=math.nan)
-        quantity = Quantity("parity", Interval(worst, worst, worst), len(computed), "of the tolerance", "parity", {
-            "variants": sorted(variants), "failed": problems[:_SHOWN], "refused": len(records) - len(computed)})
+        quantity = Quantity(
+            "parity",
+            Interval(worst, worst, worst),
+            len(computed),
+            "of the tolerance",
+            "parity",
+            {"variants": sorted(variants), "failed": problems[:_SHOWN], "refused": len(records) - len(computed)},
+        )
         if problems:
-            return quantity.outcome(Verdict.FAIL, f"{len(problems)} of {len(records)} cases are wrong; first: {problems[0]}", 1.0)
+            return quantity.outcome(
+                Verdict.FAIL, f"{len(problems)} of {len(records)} cases are wrong; first: {problems[0]}", 1.0
+            )
         missing = sorted(set(self.variants) - {r.variant for r in computed})
         if missing:
             return absent(quantity, self.absent, f"no parity case ran for {', '.join(missing)}", ceiling=1.0)
         if len(computed) < self.min_samples:
             return absent(quantity, self.absent, f"{len(computed)} cases ran, {self.min_samples} needed", ceiling=1.0)
-        return quantity.outcome(Verdict.PASS, f"{len(computed)} cases right, worst error {worst:.2g} of its tolerance", 1.0)
+        return quantity.outcome(
+            Verdict.PASS, f"{len(computed)} cases right, worst error {worst:.2g} of its tolerance", 1.0
+        )
 
     def _problem(self, record: ParityRecord) -> str:
         if record.refused:
@@ -115,15 +136,23 @@ class SpeedupRule:
         baseline = {r.case.key: r for r in records if r.variant == self.baseline}
         candidate = {r.case.key: r for r in records if r.variant == self.candidate}
         detail: dict[str, Any] = {"baseline": self.baseline, "candidate": self.candidate}
-        detail["skipped"] = [f"{r.variant} {r.case.key}: {r.refused}" for r in (*baseline.values(), *candidate.values()) if r.refused]
+        detail["skipped"] = [
+            f"{r.variant} {r.case.key}: {r.refused}" for r in (*baseline.values(), *candidate.values()) if r.refused
+        ]
         dishonest = _untrusted([*baseline.values(), *candidate.values()])
         if dishonest:
             return _no_honest_timing("speedup", dishonest, self.at_least, detail)
-        pairs = {k: (baseline[k].samples, c.samples) for k, c in candidate.items() if c.samples and k in baseline and baseline[k].samples}
+        pairs = {
+            k: (baseline[k].samples, c.samples)
+            for k, c in candidate.items()
+            if c.samples and k in baseline and baseline[k].samples
+        }
         fewest = min((min(len(b), len(c)) for b, c in pairs.values()), default=0)
         if fewest < self.min_samples:
             why = f"{len(pairs)} cases timed for both {self.baseline} and {self.candidate}, fewest samples {fewest}, {self.min_samples} needed"
-            return absent(Quantity("speedup", _NOTHING, fewest, "x", "benchmark", detail), self.absent, why, floor=self.at_least)
+            return absent(
+                Quantity("speedup", _NOTHING, fewest, "x", "benchmark", detail), self.absent, why, floor=self.at_least
+            )
         level = _level(self.confidence, self.on, len(pairs))
         intervals = {k: ratio_interval(b, c, level) for k, (b, c) in pairs.items()}
         return _judge_cases("speedup", intervals, self.on, self.at_least, fewest, "x", detail)
@@ -152,8 +181,15 @@ class BandwidthFractionRule:
         usable = {r.case.key: r for r in records if r.samples and self._fraction(r) is not None}
         fewest = min((len(r.samples) for r in usable.values()), default=0)
         if fewest < self.min_samples:
-            why = f"{len(usable)} timed cases with a measured ceiling, fewest samples {fewest}, {self.min_samples} needed"
-            return absent(Quantity(rule, _NOTHING, fewest, f"of {self.of}", "benchmark", detail), self.absent, why, floor=self.at_least)
+            why = (
+                f"{len(usable)} timed cases with a measured ceiling, fewest samples {fewest}, {self.min_samples} needed"
+            )
+            return absent(
+                Quantity(rule, _NOTHING, fewest, f"of {self.of}", "benchmark", detail),
+                self.absent,
+                why,
+                floor=self.at_least,
+            )
         level = _level(self.confidence, self.on, len(usable))
         intervals = {k: self._interval(r, level) for k, r in usable.items()}
         return _judge_cases(rule, intervals, self.on, self.at_least, fewest, f"of {self.of}", detail)
@@ -185,12 +221,27 @@ class LongestPrefixRule:
         mine = [r for r in records if r.variant == self.variant]
         done = [float(r.case.params["prefix"]) for r in mine if _trusted(r)]
         longest = max(done, default=math.nan)
-        quantity = Quantity("longest_prefix", Interval(longest, longest, longest), len(done), "keys", "benchmark", {
-            "variant": self.variant, "failed": _untrusted(mine)[:_SHOWN],
-            "refused": sorted({f"{r.variant} {r.case.params['prefix']}: {r.refused}" for r in records if r.refused})})
+        quantity = Quantity(
+            "longest_prefix",
+            Interval(longest, longest, longest),
+            len(done),
+            "keys",
+            "benchmark",
+            {
+                "variant": self.variant,
+                "failed": _untrusted(mine)[:_SHOWN],
+                "refused": sorted(
+                    {f"{r.variant} {r.case.params['prefix']}: {r.refused}" for r in records if r.refused}
+                ),
+            },
+        )
         if len(done) < self.min_samples:
-            return absent(quantity, self.absent, f"{self.variant} has {len(done)} timed cases with a prefix, {self.min_samples} needed",
-                          floor=self.at_least)
+            return absent(
+                quantity,
+                self.absent,
+                f"{self.variant} has {len(done)} timed cases with a prefix, {self.min_samples} needed",
+                floor=self.at_least,
+            )
         return at_least(quantity, self.at_least)
 
 
@@ -215,12 +266,18 @@ def _trusted(record: BenchmarkRecord) -> bool:
 
 
 def _untrusted(records: Iterable[BenchmarkRecord]) -> list[str]:
-    return [f"{r.variant} {r.case.key}: {r.reason or 'parity not confirmed after timing'}" for r in records if not r.refused and not _trusted(r)]
+    return [
+        f"{r.variant} {r.case.key}: {r.reason or 'parity not confirmed after timing'}"
+        for r in records
+        if not r.refused and not _trusted(r)
+    ]
 
 
 def _no_honest_timing(rule: str, problems: list[str], threshold: float, detail: dict[str, Any]) -> RuleOutcome:
     quantity = Quantity(rule, _NOTHING, 0, "", "benchmark", {**detail, "failed": problems[:_SHOWN]})
-    return quantity.outcome(Verdict.FAIL, f"{len(problems)} cases have no honest timing; first: {problems[0]}", threshold)
+    return quantity.outcome(
+        Verdict.FAIL, f"{len(problems)} cases have no honest timing; first: {problems[0]}", threshold
+    )
 
 
 def _level(confidence: float, on: str, cases: int) -> float:
@@ -228,8 +285,9 @@ def _level(confidence: float, on: str, cases: int) -> float:
     return 1 - (1 - confidence) / cases if on == "median" else confidence
 
 
-def _judge_cases(rule: str, intervals: dict[str, Interval], on: str, threshold: float, n: int, unit: str,
-                 detail: dict[str, Any]) -> RuleOutcome:
+def _judge_cases(
+    rule: str, intervals: dict[str, Interval], on: str, threshold: float, n: int, unit: str, detail: dict[str, Any]
+) -> RuleOutcome:
     """Judge the worst case or the median over cases.
 
     Worst: all cases must hold, an intersection-union test (Berger 1982), so each keeps its own level; the upper bound is the

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from phases.base.results import Measurement, Results
+from phases.base.verdict import Verdict
 from phases.gate.decide import Quantity, absent, at_least, at_most
 from phases.gate.intervals import Interval
 from phases.gate.kernel_rules import absent_setting
 from phases.gate.outcome import RuleOutcome
 from phases.playbook.typed import setting
-from phases.base.results import Measurement, Results
-from phases.base.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,14 @@ class MeasurementRule:
         if len(found) > 1:
             raise ValueError(f"{len(found)} measurements are called {self.metric!r}")
         measured = found[0] if found else Measurement(self.metric, None, source="nothing recorded")
-        quantity = Quantity("measurement", _interval(measured), measured.n, measured.unit, measured.source,
-                            {**measured.detail, "metric": self.metric})
+        quantity = Quantity(
+            "measurement",
+            _interval(measured),
+            measured.n,
+            measured.unit,
+            measured.source,
+            {**measured.detail, "metric": self.metric},
+        )
         missing = self._missing(measured)
         if missing:
             return absent(quantity, self.absent, missing, floor=self.at_least, ceiling=self.at_most)

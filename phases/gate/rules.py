@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from phases.base.results import Results
 from phases.gate.kernel_rules import BandwidthFractionRule, BuildRule, LongestPrefixRule, ParityRule, SpeedupRule
 from phases.gate.measurement_rule import MeasurementRule
 from phases.gate.outcome import RuleOutcome
 from phases.playbook.located import Mistakes, Node, nearest
 from phases.playbook.typed import json_schema, read
-from phases.base.results import Results
 
 
 class Judge(Protocol):

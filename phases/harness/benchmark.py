@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from phases.base.errors import KernelContractError
+from phases.base.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 from phases.harness import process
 from phases.harness.contract import Kernel, Progress, case_json, describe, select, silent, to_json
-from phases.base.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 
 AUDIT_WINDOWS, AUDIT_WINDOWS_ALONE = 3, 12  # the fastest window counts: a busy machine only makes windows longer
 AUDIT_FACTOR = 2.5  # the toolkit's clock may see so many times the upper quartile of the samples ...
-AUDIT_ATTEMPTS_ALONE = 3  # a burst of other work can outlast every window of one attempt; a kernel that bends the clock fails them all
+AUDIT_ATTEMPTS_ALONE = (
+    3  # a burst of other work can outlast every window of one attempt; a kernel that bends the clock fails them all
+)
 AUDIT_SLACK_SECONDS = 5e-3  # ... plus this a window, for the messages and a busy machine
 _GIVE_UP_AFTER = 2
 _DISTRUST = "the samples say"
@@ -85,19 +87,33 @@ def measure(
 class _Run:
     """Workers started one after the other until every (case, variant) has its record."""
 
-    def __init__(self, kernel: Kernel, device: str, names: tuple[str, ...], cases: tuple[Case, ...], progress: Progress,
-                 silence: float, clock: Callable[[], float], effort: Effort, ceilings: tuple[Ceiling, ...]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernel: Kernel,
+        device: str,
+        names: tuple[str, ...],
+        cases: tuple[Case, ...],
+        progress: Progress,
+        silence: float,
+        clock: Callable[[], float],
+        effort: Effort,
+        ceilings: tuple[Ceiling, ...],
+    ) -> None:
         self.kernel, self.device, self.names, self.cases = kernel, device, names, cases
         self.progress, self.silence, self.clock, self.effort, self.ceilings = progress, silence, clock, effort, ceilings
         self.records: dict[tuple[int, str], BenchmarkRecord] = {}
         self.deaths = dict.fromkeys(names, 0)
         self.alone: dict[tuple[int, str], int] = {}  # audited badly: times sent to a process of its own
         self.began = 0.0
-        self.audits: dict[str, list[tuple[float, int]]] = {}  # variant: (seconds, calls) of each window of the case at hand
+        self.audits: dict[
+            str, list[tuple[float, int]]
+        ] = {}  # variant: (seconds, calls) of each window of the case at hand
 
     def refuse_unproved(self, parity: Sequence[ParityRecord]) -> None:
         """Records without samples for what failed parity."""
-        failed = {(record.case.key, record.variant): record for record in parity if not record.ok and not record.refused}
+        failed = {
+            (record.case.key, record.variant): record for record in parity if not record.ok and not record.refused
+        }
         for number, case in enumerate(self.cases):
             for name in self.names:
                 if record := failed.get((case.key, name)):
@@ -106,7 +122,11 @@ class _Run:
     def finish(self) -> None:
         while self._missing():
             before = len(self.records) + sum(self.alone.values())
-            items = [(number, left) for number, names in self._missing() if (left := [n for n in names if (number, n) not in self.alone])]
+            items = [
+                (number, left)
+                for number, names in self._missing()
+                if (left := [n for n in names if (number, n) not in self.alone])
+            ]
             windows = AUDIT_WINDOWS if items else AUDIT_WINDOWS_ALONE
             items = items or [(number, names[:1]) for number, names in self._missing()][:1]
             death = process.run(self._job(items, windows), self._listen, silence=self.silence)
@@ -120,9 +140,15 @@ class _Run:
         return [(number, names) for number, names in rows if names]
 
     def _job(self, items: list[tuple[int, list[str]]], windows: int) -> dict[str, Any]:
-        return {"op": "benchmark", "audit_windows": windows, "kernel": to_json(self.kernel), "device": self.device, "effort": dataclasses.asdict(self.effort),
-                "numbers": [number for number, _ in items],
-                "items": [{"case": case_json(self.cases[number]), "variants": names} for number, names in items]}  # fmt: skip
+        return {
+            "op": "benchmark",
+            "audit_windows": windows,
+            "kernel": to_json(self.kernel),
+            "device": self.device,
+            "effort": dataclasses.asdict(self.effort),
+            "numbers": [number for number, _ in items],
+            "items": [{"case": case_json(self.cases[number]), "variants": names} for number, names in items],
+        }
 
     def _listen(self, message: dict[str, Any]) -> None:
         now = self.clock()
@@ -135,7 +161,9 @@ class _Run:
             place = (message["item"], record.variant)
             if record.reason.startswith(_DISTRUST) and self.alone.get(place, 0) < AUDIT_ATTEMPTS_ALONE:
                 self.alone[place] = self.alone.get(place, 0) + 1  # who shares a process can spoil another's clock
-                self.progress(f"benchmark {record.case.key} {record.variant}: to be timed again, alone in a process ({record.reason})")
+                self.progress(
+                    f"benchmark {record.case.key} {record.variant}: to be timed again, alone in a process ({record.reason})"
+                )
                 return
             self._keep(message["item"], record)
 
@@ -148,10 +176,19 @@ class _Run:
         alone = {"alone": True} if (message["item"], variant) in self.alone else {}
         samples = () if reason or message["refused"] else tuple(message["samples"])
         record = BenchmarkRecord(
-            case=case, variant=variant, role=self.kernel.variants[variant].role, device=self.device, samples=samples,
-            warmup_sweeps=message["warmup_sweeps"], bytes_needed=int(cost["bytes"]), flops=int(cost["flops"]),
-            parity_after=message["parity_after"], refused=message["refused"], reason=reason, detail={**message["detail"], **alone},
-        )  # fmt: skip
+            case=case,
+            variant=variant,
+            role=self.kernel.variants[variant].role,
+            device=self.device,
+            samples=samples,
+            warmup_sweeps=message["warmup_sweeps"],
+            bytes_needed=int(cost["bytes"]),
+            flops=int(cost["flops"]),
+            parity_after=message["parity_after"],
+            refused=message["refused"],
+            reason=reason,
+            detail={**message["detail"], **alone},
+        )
         return with_fractions(record, cost["access"], self.ceilings)
 
     def _keep(self, number: int, record: BenchmarkRecord) -> None:
@@ -159,25 +196,40 @@ class _Run:
         state = f"refused: {record.refused}" if record.refused else f"NO NUMBER: {record.reason}"
         if record.samples:
             share = record.roofline_seconds / record.median if record.roofline_seconds else None
-            state = f"{record.median * 1e3:.4g} ms, {len(record.samples)} samples" + (f", {share:.0%} of roofline" if share else "")
-        self.progress(f"benchmark {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}")
+            state = f"{record.median * 1e3:.4g} ms, {len(record.samples)} samples" + (
+                f", {share:.0%} of roofline" if share else ""
+            )
+        self.progress(
+            f"benchmark {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}"
+        )
 
     def _bury(self, death: process.Death) -> None:
         self.audits.clear()
         variant = list(self.kernel.variants)[death.variant] if death.variant >= 0 else ""
         if death.item < 0 or not variant:
             at = f" on case {self.cases[death.item].key}" if death.item >= 0 else ""
-            raise KernelContractError(f"{self.kernel.entry}{at}: the worker {death.reason}.",
-                                      hint="This happened outside run(): in import, inputs, outputs or reference.")
+            raise KernelContractError(
+                f"{self.kernel.entry}{at}: the worker {death.reason}.",
+                hint="This happened outside run(): in import, inputs, outputs or reference.",
+            )
         self.deaths[variant] += 1
         self._keep(death.item, self._blank(death.item, variant, f"the process {death.reason}"))
         if self.deaths[variant] >= _GIVE_UP_AFTER:
             for number, names in self._missing():
                 if variant in names:
-                    self._keep(number, self._blank(number, variant, f"not tried: the variant ended {_GIVE_UP_AFTER} workers before"))
+                    self._keep(
+                        number,
+                        self._blank(number, variant, f"not tried: the variant ended {_GIVE_UP_AFTER} workers before"),
+                    )
 
     def _blank(self, number: int, variant: str, reason: str) -> BenchmarkRecord:
-        return BenchmarkRecord(case=self.cases[number], variant=variant, role=self.kernel.variants[variant].role, device=self.device, reason=reason)
+        return BenchmarkRecord(
+            case=self.cases[number],
+            variant=variant,
+            role=self.kernel.variants[variant].role,
+            device=self.device,
+            reason=reason,
+        )
 
 
 def audit(samples: Sequence[float], windows: Sequence[tuple[float, int]]) -> str:
@@ -200,7 +252,9 @@ def with_fractions(record: BenchmarkRecord, access: str, ceilings: Sequence[Ceil
     top = {ceiling.kind: ceiling.value for ceiling in ceilings if ceiling.device == record.device}
     bandwidth = top.get(access) or top.get("read")
     compute = top.get(f"flops_{record.case.dtype}")
-    floors = [amount / rate for amount, rate in ((record.bytes_needed, bandwidth), (record.flops, compute)) if rate and amount]
+    floors = [
+        amount / rate for amount, rate in ((record.bytes_needed, bandwidth), (record.flops, compute)) if rate and amount
+    ]
     complete = bool(bandwidth) and bool(compute or not record.flops)
     median = record.median
     return dataclasses.replace(

@@ -61,7 +61,9 @@ def measure(job: Json, channel: Channel) -> None:
 class CaseRace:
     """All variants of one case."""
 
-    def __init__(self, entry: Entry, item: Json, job: Json, channel: Channel, originals: guards.Originals, number: int) -> None:
+    def __init__(
+        self, entry: Entry, item: Json, job: Json, channel: Channel, originals: guards.Originals, number: int
+    ) -> None:
         self.entry, self.case, self.device, self.effort = entry, item["case"], job["device"], job["effort"]
         self.channel, self.originals, self.number = channel, originals, number
         names = list(entry.kernel["variants"])
@@ -78,7 +80,9 @@ class CaseRace:
         racing = [lane for lane in self.lanes if not lane.refused]
         if racing:
             seed = zlib.crc32(f"time {self.case['name']}/{self.case['dtype']}".encode()) & 0x3FFFFFFF
-            self.sets = InputSets(self.entry, self.case, self.device, seed, cache_bytes(self.device), free_memory(self.device))
+            self.sets = InputSets(
+                self.entry, self.case, self.device, seed, cache_bytes(self.device), free_memory(self.device)
+            )
             self._race(racing)
         for lane in self.lanes:
             self._report(lane)
@@ -236,8 +240,23 @@ class CaseRace:
 
     def _report(self, lane: Lane) -> None:
         if lane.timer is not None:
-            lane.detail = {"method": lane.timer.method, "settled": lane.settled, "error_after": lane.error_after, **describe(self.sets)}
+            lane.detail = {
+                "method": lane.timer.method,
+                "settled": lane.settled,
+                "error_after": lane.error_after,
+                **describe(self.sets),
+            }
             if why := getattr(lane.timer, "why_eager", ""):
                 lane.detail["not_captured"] = why
-        self.channel.send("timing", item=self.number, variant=lane.variant, samples=lane.samples, warmup_sweeps=lane.warmup_sweeps,
-                          parity_after=lane.parity_after, refused=lane.refused, reason=lane.reason, cost=self.cost, detail=lane.detail)
+        self.channel.send(
+            "timing",
+            item=self.number,
+            variant=lane.variant,
+            samples=lane.samples,
+            warmup_sweeps=lane.warmup_sweeps,
+            parity_after=lane.parity_after,
+            refused=lane.refused,
+            reason=lane.reason,
+            cost=self.cost,
+            detail=lane.detail,
+        )

@@ -31,7 +31,11 @@ class GuardedOutputs:
         self.tensors: dict[str, torch.Tensor] = {}
         self._guards: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for name, tensor in like.items():
-            extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+            extent = (
+                1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+                if tensor.numel()
+                else 0
+            )
             size = extent * tensor.element_size()
             buffer = torch.full((2 * GUARD_BYTES + size,), _GUARD, dtype=torch.uint8, device=tensor.device)
             inside = buffer[GUARD_BYTES : GUARD_BYTES + size].view(tensor.dtype)

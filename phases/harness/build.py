@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from phases.base.errors import BuildError, KernelContractError
+from phases.base.results import BuildRecord
 from phases.harness import process
 from phases.harness.contract import Kernel, Progress, silent, to_json
-from phases.base.results import BuildRecord
 
 SILENCE_SECONDS = 1800.0  # one compiler invocation may print nothing for this long
 
@@ -30,7 +30,9 @@ def build(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Progress 
     job = {"op": "build", "kernel": to_json(kernel), "archs": list(archs), "cache": str(cache)}
     death = process.run(job, listen, silence=SILENCE_SECONDS)
     if death:
-        raise BuildError(f"the build of {kernel.name} {death.reason}.", hint="Run it again; a killed build leaves nothing behind.")
+        raise BuildError(
+            f"the build of {kernel.name} {death.reason}.", hint="Run it again; a killed build leaves nothing behind."
+        )
     answer = answers[-1]
     if answer["type"] == "build-failed":
         raise BuildError(f"{kernel.name}: {answer['reason']}")
@@ -40,5 +42,7 @@ def build(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Progress 
 def _record(kernel: Kernel, row: dict[str, Any]) -> BuildRecord:
     known = {item.name for item in dataclasses.fields(BuildRecord)}
     if not isinstance(row, dict) or not {"variant", "arch", "ok"} <= set(row) <= known:
-        raise KernelContractError(f"{kernel.entry}: build() must return dicts with the fields of a build record, not {row!r}.")
+        raise KernelContractError(
+            f"{kernel.entry}: build() must return dicts with the fields of a build record, not {row!r}."
+        )
     return BuildRecord(**{**row, "flags": tuple(row.get("flags", ()))})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from phases.base.errors import PhaseError
+from phases.base.results import Ceiling
 from phases.harness import process
 from phases.harness.contract import Progress, silent
-from phases.base.results import Ceiling
 
 
 class CeilingsError(PhaseError):
@@ -34,5 +34,8 @@ def measure(device: str, threads: int | None = None, progress: Progress = silent
 
     death = process.run({"op": "ceilings", "device": device, "threads": threads}, listen, silence=120.0)
     if death:
-        raise CeilingsError(f"the worker measuring {device} {death.reason}.", hint="Run it again; see whether the machine is short of memory.")
+        raise CeilingsError(
+            f"the worker measuring {device} {death.reason}.",
+            hint="Run it again; see whether the machine is short of memory.",
+        )
     return tuple(found)

@@ -119,7 +119,9 @@ def _compile(channel: Channel) -> ctypes.CDLL | None:
         argv = [compiler, "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-o", target, str(_PROBE)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            channel.progress(f"ceilings: the C probe does not compile ({done.stderr.strip()[-200:]}); torch alone measures this CPU")
+            channel.progress(
+                f"ceilings: the C probe does not compile ({done.stderr.strip()[-200:]}); torch alone measures this CPU"
+            )
             return None
         probe = ctypes.CDLL(target)
     probe.probe_fma.argtypes, probe.probe_fma.restype = [ctypes.c_int64, ctypes.c_float], ctypes.c_float

@@ -57,7 +57,11 @@ def _compare_one(name: str, output: torch.Tensor, reference: torch.Tensor, toler
     error = float(torch.linalg.vector_norm(difference)) / (norm or float(finite.sum()) ** 0.5)
     max_abs = float(difference.abs().max())
     if error > tolerance:
-        return Comparison(error, max_abs, f"{name} is off by {error:.3g} (relative), tolerance {tolerance:g}, largest difference {max_abs:.3g}")
+        return Comparison(
+            error,
+            max_abs,
+            f"{name} is off by {error:.3g} (relative), tolerance {tolerance:g}, largest difference {max_abs:.3g}",
+        )
     return Comparison(error, max_abs, _worst_row(name, difference, wanted, tolerance))
 
 
@@ -67,7 +71,9 @@ def _special_values(name: str, value: torch.Tensor, reference: torch.Tensor, unt
         return f"{name} was written at {int((skip & ~untouched).sum())} elements that must stay untouched, first at {_first(skip & ~untouched)}"
     missing = untouched & ~skip
     if bool(missing.any()):
-        return f"{name} was never written at {int(missing.sum())} of {value.numel()} elements, first at {_first(missing)}"
+        return (
+            f"{name} was never written at {int(missing.sum())} of {value.numel()} elements, first at {_first(missing)}"
+        )
     nans = torch.isnan(value) & ~skip
     if bool(nans.any()):
         return f"{name} is NaN at {int(nans.sum())} of {value.numel()} elements, first at {_first(nans)}"

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from phases.base.errors import KernelContractError, UsageError
-from phases.playbook.known import DTYPES, check_architectures, check_dtype, missing_module
-from phases.playbook.located import Mistakes, Node, load as load_yaml, nearest
-from phases.playbook.typed import json_schema, read, setting
 from phases.base.results import Case
+from phases.playbook.known import DTYPES, check_architectures, check_dtype, missing_module
+from phases.playbook.located import Mistakes, Node, nearest
+from phases.playbook.located import load as load_yaml
+from phases.playbook.typed import json_schema, read, setting
 
 SCHEMA = "phasegate/kernel/v1"
 ROLES = ("reference", "baseline", "incumbent", "candidate")
@@ -31,7 +32,11 @@ class Variant:
 
     role: str = setting(choices=ROLES, help="reference, baseline, incumbent or candidate")
     device: str = setting("any", choices=DEVICES, help="cpu, cuda, or any")
-    solution: str = setting("", pattern=r"([0-9a-f]{64})?", help="sha256 of an imported flashinfer-bench Solution; `phase kernel import` writes it")
+    solution: str = setting(
+        "",
+        pattern=r"([0-9a-f]{64})?",
+        help="sha256 of an imported flashinfer-bench Solution; `phase kernel import` writes it",
+    )
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,25 @@ class CaseSetting:
 
 @dataclass(frozen=True)
 class ParitySection:
-    tolerances: dict[str, float] = setting(not_empty=True, help="largest relative Frobenius error, by dtype of the case")
+    tolerances: dict[str, float] = setting(
+        not_empty=True, help="largest relative Frobenius error, by dtype of the case"
+    )
     cases: tuple[CaseSetting, ...] = setting((), help="parity cases; the contract module's parity_cases() when absent")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         for dtype, value in self.tolerances.items():
             if not 0 < value < 1:
-                mistakes.add((node.get("tolerances") or node).get(dtype) or node, f"tolerance of {dtype} must lie between 0 and 1, not {value:g}")
+                mistakes.add(
+                    (node.get("tolerances") or node).get(dtype) or node,
+                    f"tolerance of {dtype} must lie between 0 and 1, not {value:g}",
+                )
 
 
 @dataclass(frozen=True)
 class BenchmarkSection:
-    cases: tuple[CaseSetting, ...] = setting((), help="benchmark cases; the contract module's benchmark_cases() when absent")
+    cases: tuple[CaseSetting, ...] = setting(
+        (), help="benchmark cases; the contract module's benchmark_cases() when absent"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,9 @@ class KernelFile:
     schema: str = setting(choices=(SCHEMA,), help="version of this file's layout")
     name: str = setting(pattern=r"[a-z][a-z0-9_-]*", help="name of the kernel")
     package: str = setting(pattern=_MODULE, help="import name of the kernel's distribution")
-    path: Path = setting(Path("."), help="root of the distribution, relative to this file; put on sys.path of the workers")
+    path: Path = setting(
+        Path("."), help="root of the distribution, relative to this file; put on sys.path of the workers"
+    )
     entry: str = setting(pattern=_MODULE, help="import path of the contract module")
     variants: dict[str, Variant] = setting(not_empty=True, help="variants and their roles")
     parity: ParitySection = setting(help="what counts as right")
@@ -82,7 +96,9 @@ class KernelFile:
     def check(self, node: Node, mistakes: Mistakes) -> None:
         for key in ("parity", "benchmark"):
             section = node.get(key)
-            keys = [item.plain() for item in (section.get("cases").elements() if section and section.get("cases") else [])]
+            keys = [
+                item.plain() for item in (section.get("cases").elements() if section and section.get("cases") else [])
+            ]
             for number, item in enumerate(keys):
                 if item in keys[:number]:
                     mistakes.add(section.get("cases").elements()[number], f"case {item.get('name')!r} is given twice")
@@ -136,10 +152,16 @@ class Kernel:
         """
         for name in wanted or ():
             if name not in self.variants:
-                raise UsageError(f"kernel {self.name} has no variant {name!r}{nearest(name, self.variants)}", hint=f"See {self.file}.")
+                raise UsageError(
+                    f"kernel {self.name} has no variant {name!r}{nearest(name, self.variants)}",
+                    hint=f"See {self.file}.",
+                )
         kind = device.partition(":")[0]
-        return tuple(name for name, variant in self.variants.items()
-                     if variant.device in (kind, "any") and (wanted is None or name in wanted))
+        return tuple(
+            name
+            for name, variant in self.variants.items()
+            if variant.device in (kind, "any") and (wanted is None or name in wanted)
+        )
 
 
 def load(path: Path | str) -> Kernel:
@@ -164,10 +186,18 @@ def load(path: Path | str) -> Kernel:
         mistakes.add(node.get("entry") or node, f"entry: {missing}")
     mistakes.raise_if_any("kernel file")
     return Kernel(
-        file=file.resolve(), name=parsed.name, package=parsed.package, root=root, entry=parsed.entry,
-        variants=parsed.variants, architectures=parsed.architectures, tolerances=parsed.parity.tolerances,
-        parity_cases=_cases(parsed.parity.cases), benchmark_cases=_cases(parsed.benchmark.cases), backend=parsed.sglang.backend,
-    )  # fmt: skip
+        file=file.resolve(),
+        name=parsed.name,
+        package=parsed.package,
+        root=root,
+        entry=parsed.entry,
+        variants=parsed.variants,
+        architectures=parsed.architectures,
+        tolerances=parsed.parity.tolerances,
+        parity_cases=_cases(parsed.parity.cases),
+        benchmark_cases=_cases(parsed.benchmark.cases),
+        backend=parsed.sglang.backend,
+    )
 
 
 def schema() -> dict[str, Any]:
@@ -185,10 +215,14 @@ def _cases(settings: Iterable[CaseSetting]) -> tuple[Case, ...]:
 def to_json(kernel: Kernel) -> dict[str, Any]:
     """What a worker needs to know of the kernel, as plain JSON."""
     return {
-        "file": str(kernel.file), "name": kernel.name, "root": str(kernel.root), "entry": kernel.entry,
-        "variants": {name: variant.role for name, variant in kernel.variants.items()}, "tolerances": kernel.tolerances,
+        "file": str(kernel.file),
+        "name": kernel.name,
+        "root": str(kernel.root),
+        "entry": kernel.entry,
+        "variants": {name: variant.role for name, variant in kernel.variants.items()},
+        "tolerances": kernel.tolerances,
         "solutions": {name: variant.solution for name, variant in kernel.variants.items() if variant.solution},
-    }  # fmt: skip
+    }
 
 
 def case_json(case: Case) -> dict[str, Any]:
@@ -210,7 +244,9 @@ def describe(kernel: Kernel, device: str) -> dict[str, Any]:
     return _described[key]
 
 
-_described: dict[tuple[str, str, int], dict[str, Any]] = {}  # a worker takes seconds to start: ask once for the same files
+_described: dict[
+    tuple[str, str, int], dict[str, Any]
+] = {}  # a worker takes seconds to start: ask once for the same files
 
 
 def _content(kernel: Kernel) -> int:
@@ -227,7 +263,9 @@ def _describe(kernel: Kernel, device: str) -> dict[str, Any]:
     described = next((answer for answer in answers if answer["type"] == "described"), None)
     if death or described is None:
         why = death.reason if death else "it ended without an answer"
-        raise KernelContractError(f"{kernel.entry} could not be examined: {why}", hint=f"Import it by hand with {kernel.root} on PYTHONPATH.")
+        raise KernelContractError(
+            f"{kernel.entry} could not be examined: {why}", hint=f"Import it by hand with {kernel.root} on PYTHONPATH."
+        )
     made = {kind: tuple(Case(**case) for case in described[kind]) for kind in ("parity", "benchmark")}
     return {
         "parity": kernel.parity_cases or made["parity"],
@@ -246,7 +284,11 @@ def select(cases: Sequence[Case], wanted: Sequence[Case | str] | None, what: str
         return tuple(cases)
     chosen: dict[str, Case] = {}
     for item in wanted:
-        matches = [item] if isinstance(item, Case) else [c for c in cases if fnmatchcase(c.key, item) or fnmatchcase(c.name, item)]
+        matches = (
+            [item]
+            if isinstance(item, Case)
+            else [c for c in cases if fnmatchcase(c.key, item) or fnmatchcase(c.name, item)]
+        )
         if not matches:
             raise UsageError(f"no {what} case matches {item!r}{nearest(str(item), {c.key for c in cases})}")
         chosen.update({_identity(case): case for case in matches})

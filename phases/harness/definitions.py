@@ -19,16 +19,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phases.base.errors import KernelContractError
-from phases.harness.contract import Kernel, case_json, to_json
 from phases.base.results import Case
+from phases.harness.contract import Kernel, case_json, to_json
 
 if TYPE_CHECKING:
     from phases.harness.channel import Channel
 
 _CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,13 @@ def collect(kernel: Kernel, cases: Sequence[Case], folder: Path) -> list[CaseDef
         KernelContractError: the contract module does not keep its word, or died.
     """
     found = _ask(kernel, {"cases": [case_json(case) for case in cases], "folder": str(folder)})
-    return [made and CaseDefinition(made["definition"], made["axes"], made["inputs"], made["stored"] and Path(made["stored"]), made["main"]) for made in found]
+    return [
+        made
+        and CaseDefinition(
+            made["definition"], made["axes"], made["inputs"], made["stored"] and Path(made["stored"]), made["main"]
+        )
+        for made in found
+    ]
 
 
 def every(kernel: Kernel) -> dict[str, dict[str, Any]]:
@@ -65,14 +81,20 @@ def every(kernel: Kernel) -> dict[str, dict[str, Any]]:
         KernelContractError: as `collect`.
     """
     listed = [case_json(case) for case in (*kernel.parity_cases, *kernel.benchmark_cases)]
-    return {made["definition"]["name"]: made["definition"] for made in _ask(kernel, {"cases": listed, "folder": None}) if made}
+    return {
+        made["definition"]["name"]: made["definition"]
+        for made in _ask(kernel, {"cases": listed, "folder": None})
+        if made
+    }
 
 
 def _ask(kernel: Kernel, job: dict[str, Any]) -> list[Any]:
     from phases.harness import process
 
     found: list[Any] = []
-    death = process.run({"op": "definitions", "kernel": to_json(kernel), **job}, lambda message: found.append(message["made"]))
+    death = process.run(
+        {"op": "definitions", "kernel": to_json(kernel), **job}, lambda message: found.append(message["made"])
+    )
     if death:
         raise KernelContractError(f"{kernel.entry}: definition() {death.reason}.")
     return found
@@ -85,10 +107,15 @@ def describe(job: dict[str, Any], channel: Channel) -> None:
     entry = Entry(job["kernel"])
     folder, cases = job["folder"], list(job["cases"])
     if folder is None:
-        cases += [case for kind in ("parity", "benchmark") for device in ("cpu", "cuda") for case in entry.cases(kind, device)]
+        cases += [
+            case for kind in ("parity", "benchmark") for device in ("cpu", "cuda") for case in entry.cases(kind, device)
+        ]
     for number, case in enumerate(cases):
         made = entry.definition(case)
-        channel.send("definition", made=_plain(made, folder and Path(folder) / f"{number}.safetensors", entry, case) if made else None)
+        channel.send(
+            "definition",
+            made=_plain(made, folder and Path(folder) / f"{number}.safetensors", entry, case) if made else None,
+        )
 
 
 def _plain(made: dict[str, Any], file: Path | None, entry: Any, case: dict[str, Any]) -> dict[str, Any]:
@@ -105,10 +132,18 @@ def _plain(made: dict[str, Any], file: Path | None, entry: Any, case: dict[str, 
         elif isinstance(value, (bool, int, float)):
             inputs[name] = {"type": "scalar", "value": value}
         else:
-            raise entry.broken(f"definition() gives input {name!r} as {value!r}; give \"random\", a number or a tensor", case)
+            raise entry.broken(
+                f'definition() gives input {name!r} as {value!r}; give "random", a number or a tensor', case
+            )
     if tensors and file:
         file.write_bytes(safetensors(tensors))
-    return {"definition": made["definition"], "axes": made["axes"], "inputs": inputs, "stored": str(file) if tensors and file else None, "main": made.get("main", "")}
+    return {
+        "definition": made["definition"],
+        "axes": made["axes"],
+        "inputs": inputs,
+        "stored": str(file) if tensors and file else None,
+        "main": made.get("main", ""),
+    }
 
 
 def safetensors(tensors: dict[str, Any]) -> bytes:
@@ -120,7 +155,11 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
     at = 0
     for name, tensor in tensors.items():
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": _CODES[str(tensor.dtype).removeprefix("torch.")], "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
+        header[name] = {
+            "dtype": _CODES[str(tensor.dtype).removeprefix("torch.")],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(data)],
+        }
         at += len(data)
         parts.append(data)
     text = json.dumps(header).encode()

@@ -63,7 +63,9 @@ class Entry:
         self.module = _import(kernel)
         self._check()
         folder = Path(kernel["root"]) / solutions.FOLDER
-        self.imported = {name: solutions.load(name, folder / name, digest) for name, digest in kernel.get("solutions", {}).items()}
+        self.imported = {
+            name: solutions.load(name, folder / name, digest) for name, digest in kernel.get("solutions", {}).items()
+        }
 
     def inputs(self, case: Json, seed: int, device: str) -> Tensors:
         made = self._call("inputs", case, seed, device)
@@ -89,12 +91,20 @@ class Entry:
             self.imported[variant].run(inputs, outputs)
             return
         if (returned := self.module.run(variant, case, inputs, outputs)) is not None:
-            raise RuntimeError(f"run() returned {type(returned).__name__} instead of None: outputs must be written when it returns")
+            raise RuntimeError(
+                f"run() returned {type(returned).__name__} instead of None: outputs must be written when it returns"
+            )
 
     def cost(self, case: Json) -> Json:
         made = self._call("cost", case)
-        if not isinstance(made, dict) or not {"bytes", "flops"} <= set(made) or made.get("access", "read") not in ACCESS:
-            raise self.broken(f"cost() must return bytes, flops and access (one of {', '.join(ACCESS)}), not {made!r}", case)
+        if (
+            not isinstance(made, dict)
+            or not {"bytes", "flops"} <= set(made)
+            or made.get("access", "read") not in ACCESS
+        ):
+            raise self.broken(
+                f"cost() must return bytes, flops and access (one of {', '.join(ACCESS)}), not {made!r}", case
+            )
         return {"access": "read", **made}
 
     def refuse(self, variant: str, case: Json, device: str) -> str:
@@ -112,7 +122,9 @@ class Entry:
         """The case in flashinfer-bench's words, {"definition", "axes", "inputs"}; empty when the kernel has none for it."""
         made = self._call("definition", case) if self.has("definition") else {}
         if not isinstance(made, dict) or (made and not {"definition", "axes", "inputs"} <= set(made)):
-            raise self.broken(f"definition() must return definition, axes and inputs, or nothing, not {str(made)[:200]}", case)
+            raise self.broken(
+                f"definition() must return definition, axes and inputs, or nothing, not {str(made)[:200]}", case
+            )
         return made
 
     def cases(self, kind: str, device: str) -> list[Json]:
@@ -135,20 +147,26 @@ class Entry:
     def tolerance(self, case: Json) -> float:
         known = self.kernel["tolerances"]
         if case["dtype"] not in known:
-            raise self.broken(f"kernel.yaml has no parity tolerance for dtype {case['dtype']} (it has {', '.join(known)})", case)
+            raise self.broken(
+                f"kernel.yaml has no parity tolerance for dtype {case['dtype']} (it has {', '.join(known)})", case
+            )
         return float(known[case["dtype"]])
 
     def has(self, name: str) -> bool:
         return hasattr(self.module, name)
 
     def _check(self) -> None:
-        problems = [f"{name}({', '.join(parameters)}) is missing" for name, parameters in REQUIRED.items() if not self.has(name)]
+        problems = [
+            f"{name}({', '.join(parameters)}) is missing" for name, parameters in REQUIRED.items() if not self.has(name)
+        ]
         for name, parameters in {**REQUIRED, **OPTIONAL}.items():
             if self.has(name):
                 problems += filter(None, [_signature_problem(getattr(self.module, name), name, parameters)])
         if problems:
-            raise KernelContractError(f"contract module {self.kernel['entry']} ({self._file()}): {'; '.join(problems)}.",
-                                      hint="The functions and their parameters stand in phases/harness/entry.py.")
+            raise KernelContractError(
+                f"contract module {self.kernel['entry']} ({self._file()}): {'; '.join(problems)}.",
+                hint="The functions and their parameters stand in phases/harness/entry.py.",
+            )
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
@@ -162,7 +180,11 @@ class Entry:
     def _tensors(self, name: str, made: Any, case: Json) -> Tensors:
         import torch
 
-        if not isinstance(made, dict) or not made or not all(isinstance(value, torch.Tensor) for value in made.values()):
+        if (
+            not isinstance(made, dict)
+            or not made
+            or not all(isinstance(value, torch.Tensor) for value in made.values())
+        ):
             raise self.broken(f"{name}() must return a dict of tensors", case)
         return made
 

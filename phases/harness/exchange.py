@@ -19,8 +19,18 @@ from phases.base.errors import PhaseError
 LANGUAGES = ("python", "triton", "cpp", "cuda", "tilelang")
 BINDINGS = ("tvm-ffi", "torch")
 DTYPES = (
-    "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1", "int64", "int32", "int16", "int8", "bool",
-)  # fmt: skip
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float4_e2m1",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "bool",
+)
 
 _TOLD = 12  # faults of a record in one message
 
@@ -65,13 +75,22 @@ class Solution:
 
     def to_json(self) -> Json:
         spec: Json = {
-            "language": self.language, "target_hardware": list(self.target_hardware), "entry_point": "::".join(self.entry),
-            "dependencies": list(self.dependencies), "destination_passing_style": self.in_place,
-        }  # fmt: skip
+            "language": self.language,
+            "target_hardware": list(self.target_hardware),
+            "entry_point": "::".join(self.entry),
+            "dependencies": list(self.dependencies),
+            "destination_passing_style": self.in_place,
+        }
         if self.binding:
             spec["binding"] = self.binding
         sources = [{"path": path, "content": text} for path, text in self.sources.items()]
-        made: Json = {"name": self.name, "definition": self.definition, "author": self.author, "spec": spec, "sources": sources}
+        made: Json = {
+            "name": self.name,
+            "definition": self.definition,
+            "author": self.author,
+            "spec": spec,
+            "sources": sources,
+        }
         return {**made, "description": self.description} if self.description else made
 
     @staticmethod
@@ -90,15 +109,27 @@ class Solution:
         entry = faults.text(spec, "entry_point").split("::")
         faults.need(len(entry) == 2 and all(entry), "`spec.entry_point` must read file::function")
         sources = _sources(data.get("sources"), faults)
-        faults.need(len(entry) != 2 or entry[0] in sources, f"`spec.entry_point` names {entry[0]!r}, which is not among the sources")
+        faults.need(
+            len(entry) != 2 or entry[0] in sources,
+            f"`spec.entry_point` names {entry[0]!r}, which is not among the sources",
+        )
         in_place = spec.get("destination_passing_style", True)
         faults.need(isinstance(in_place, bool), "`spec.destination_passing_style` must be true or false")
         dependencies = faults.texts(spec, "dependencies")
         description = data.get("description")
         faults.need(description is None or isinstance(description, str), "`description` must be text")
         faults.raise_if_any()
-        return Solution(**texts, language=language, target_hardware=hardware, entry=(entry[0], entry[1]), sources=sources, in_place=in_place,
-                        binding=binding, dependencies=dependencies, description=description or "")  # fmt: skip
+        return Solution(
+            **texts,
+            language=language,
+            target_hardware=hardware,
+            entry=(entry[0], entry[1]),
+            sources=sources,
+            in_place=in_place,
+            binding=binding,
+            dependencies=dependencies,
+            description=description or "",
+        )
 
 
 def check_definition(data: Any, where: str) -> Json:
@@ -112,7 +143,9 @@ def check_definition(data: Any, where: str) -> Json:
     faults = _Faults(where)
     for key in ("name", "op_type"):
         faults.text(data, key)
-    axes, inputs, outputs = (data.get(key) if isinstance(data.get(key), dict) else {} for key in ("axes", "inputs", "outputs"))
+    axes, inputs, outputs = (
+        data.get(key) if isinstance(data.get(key), dict) else {} for key in ("axes", "inputs", "outputs")
+    )
     for name, axis in axes.items():
         kind = axis.get("type") if isinstance(axis, dict) else None
         good = kind == "var" or (kind == "const" and isinstance(axis.get("value"), int) and axis["value"] >= 0)
@@ -121,7 +154,10 @@ def check_definition(data: Any, where: str) -> Json:
         faults.need(bool(tensors), f"`{what}` must name at least one tensor")
         for name, tensor in tensors.items():
             _check_tensor(name, tensor, axes, faults)
-    faults.need(not set(inputs) & set(outputs), f"inputs and outputs share names: {', '.join(sorted(set(inputs) & set(outputs)))}")
+    faults.need(
+        not set(inputs) & set(outputs),
+        f"inputs and outputs share names: {', '.join(sorted(set(inputs) & set(outputs)))}",
+    )
     _check_reference(data.get("reference"), faults)
     for constraint in faults.texts(data, "constraints"):
         faults.need(_parses(constraint, "eval"), f"constraint {constraint!r} is no Python expression")
@@ -151,7 +187,9 @@ class _Faults:
 
     def text(self, data: Mapping[str, Any], key: str) -> str:
         value = data.get(key)
-        self.need(isinstance(value, str) and value != "" and _encodable(value), f"`{key}` must be a text that is not empty")
+        self.need(
+            isinstance(value, str) and value != "" and _encodable(value), f"`{key}` must be a text that is not empty"
+        )
         return value if isinstance(value, str) else ""
 
     def texts(self, data: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -169,7 +207,9 @@ class _Faults:
         if self.found:
             told = list(dict.fromkeys(self.found))
             more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            raise ExchangeError(f"{self.where}: {'; '.join(told[:_TOLD])}{more}.", hint="The schema: https://bench.flashinfer.ai/docs.")
+            raise ExchangeError(
+                f"{self.where}: {'; '.join(told[:_TOLD])}{more}.", hint="The schema: https://bench.flashinfer.ai/docs."
+            )
 
 
 def _sources(given: Any, faults: _Faults) -> dict[str, str]:
@@ -202,15 +242,27 @@ def confined(path: str) -> bool:
     """Whether it stays below the directory it is written to, on any file system."""
     pure = PurePosixPath(path)
     plain = all(char.isprintable() and char not in '\\:*?"<>|' for char in path)
-    plain = plain and 0 < len(pure.parts) <= 32 and all(part == part.strip() and len(part.encode()) <= 200 for part in pure.parts)
-    return plain and not pure.is_absolute() and str(pure) == path and not any(part in ("..", "~") or part.startswith(".") for part in pure.parts)
+    plain = (
+        plain
+        and 0 < len(pure.parts) <= 32
+        and all(part == part.strip() and len(part.encode()) <= 200 for part in pure.parts)
+    )
+    return (
+        plain
+        and not pure.is_absolute()
+        and str(pure) == path
+        and not any(part in ("..", "~") or part.startswith(".") for part in pure.parts)
+    )
 
 
 def _check_tensor(name: str, tensor: Any, axes: Mapping[str, Any], faults: _Faults) -> None:
     if not isinstance(tensor, dict) or "shape" not in tensor:
         faults.need(False, f"tensor {name!r} needs `shape` (null for a scalar) and `dtype`")
         return
-    faults.need(tensor.get("dtype") in DTYPES, f"tensor {name!r}: dtype must be one of {', '.join(DTYPES)}, not {tensor.get('dtype')!r}")
+    faults.need(
+        tensor.get("dtype") in DTYPES,
+        f"tensor {name!r}: dtype must be one of {', '.join(DTYPES)}, not {tensor.get('dtype')!r}",
+    )
     shape = [] if tensor["shape"] is None else tensor["shape"]
     if not isinstance(shape, list) or not all(isinstance(axis, str) for axis in shape):
         faults.need(False, f"tensor {name!r}: `shape` must be a list of axes, or null")

@@ -12,13 +12,25 @@ def facts(device: str) -> dict[str, Any]:
     """Plain JSON: python, torch, threads, and the CPU's or GPU's own description."""
     import torch
 
-    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(),
-                             "cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
-                             "last_level_cache_bytes": last_level_cache()}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "last_level_cache_bytes": last_level_cache(),
+    }
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
-        found |= {"gpu": properties.name, "sm": f"{properties.major}{properties.minor}", "sms": properties.multi_processor_count,
-                  "gpu_memory_bytes": properties.total_memory, "l2_bytes": properties.L2_cache_size, "cuda": torch.version.cuda}
+        found |= {
+            "gpu": properties.name,
+            "sm": f"{properties.major}{properties.minor}",
+            "sms": properties.multi_processor_count,
+            "gpu_memory_bytes": properties.total_memory,
+            "l2_bytes": properties.L2_cache_size,
+            "cuda": torch.version.cuda,
+        }
     return found
 
 
@@ -27,7 +39,9 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def last_level_cache() -> int:
@@ -35,7 +49,9 @@ def last_level_cache() -> int:
     sizes = []
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = index.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]] if text[-1] in "KMG" else int(text))
+        sizes.append(
+            int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]] if text[-1] in "KMG" else int(text)
+        )
     return max(sizes, default=32 << 20)
 
 

@@ -23,8 +23,17 @@ _TENSOR = ("clone", "copy_", "double", "to", "view", "fill_", "item", "tolist", 
 _CUDA = ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream", "graph", "stream")
 _EVENT = ("record", "elapsed_time", "synchronize", "query")
 _GRAPH = ("replay", "capture_begin", "capture_end")
-_OWN = ("phases.harness.guards", "phases.harness.buffers", "phases.harness.compare", "phases.harness.entry", "phases.harness.channel",
-        "phases.harness.parity_worker", "phases.harness.benchmark_worker", "phases.harness.timers", "phases.harness.input_sets")  # fmt: skip
+_OWN = (
+    "phases.harness.guards",
+    "phases.harness.buffers",
+    "phases.harness.compare",
+    "phases.harness.entry",
+    "phases.harness.channel",
+    "phases.harness.parity_worker",
+    "phases.harness.benchmark_worker",
+    "phases.harness.timers",
+    "phases.harness.input_sets",
+)
 
 
 class Tampering(Exception):
@@ -48,7 +57,11 @@ class Originals:
 
     def check(self) -> None:
         """Raise Tampering naming what was replaced, after putting it back."""
-        changed = [(owner, name, value, label) for owner, name, value, label in self._kept if getattr(owner, name, None) is not value]
+        changed = [
+            (owner, name, value, label)
+            for owner, name, value, label in self._kept
+            if getattr(owner, name, None) is not value
+        ]
         for owner, name, value, _ in changed:
             setattr(owner, name, value)
         if changed:

@@ -30,10 +30,14 @@ class InputSets:
         most = min(MAX_SETS, int(MEMORY_SHARE * free_bytes / max(held, 1)))
         self.count = max(2, min(wanted, most))
         self.cold = self.count * needed >= CACHE_MULTIPLE * cache_bytes
-        self.inputs: list[Tensors] = [first] + [entry.inputs(case, seed + 101 * n, device) for n in range(1, self.count)]
+        self.inputs: list[Tensors] = [first] + [
+            entry.inputs(case, seed + 101 * n, device) for n in range(1, self.count)
+        ]
         self.outputs = [GuardedOutputs(entry.outputs(case, device)) for _ in range(self.count)]
         self._moving = _moving_paths(self.inputs)
-        self._pristine = [{path: tensor.clone() for path, tensor in tensors_of(one) if path in self._moving} for one in self.inputs]
+        self._pristine = [
+            {path: tensor.clone() for path, tensor in tensors_of(one) if path in self._moving} for one in self.inputs
+        ]
         self.state = [n for n in range(self.count)]  # which set's small inputs each set holds now
 
     def refresh(self, number: int) -> None:
@@ -60,7 +64,11 @@ def _moving_paths(inputs: list[Tensors]) -> set[str]:
     Only what may stand in for another: same shape in every set, and NaN (rows that belong to nobody) at the same places,
     since elsewhere another input's indices may point at them.
     """
-    floating = {path: tensor for path, tensor in tensors_of(inputs[0]) if tensor.is_floating_point() and tensor.dim() and tensor.numel()}
+    floating = {
+        path: tensor
+        for path, tensor in tensors_of(inputs[0])
+        if tensor.is_floating_point() and tensor.dim() and tensor.numel()
+    }
     by_size = sorted(floating, key=lambda path: floating[path].numel() * floating[path].element_size())
     rest = [dict(tensors_of(one)) for one in inputs[1:]]
     alike = [path for path in by_size if all(_interchangeable(floating[path], one.get(path)) for one in rest)]
@@ -84,7 +92,9 @@ def cache_bytes(device: str) -> int:
     """Bytes of the device's last-level cache (L2 on a GPU)."""
     from phases.harness.facts import last_level_cache
 
-    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.startswith("cuda") else last_level_cache()
+    return (
+        int(torch.cuda.get_device_properties(device).L2_cache_size) if device.startswith("cuda") else last_level_cache()
+    )
 
 
 def describe(sets: InputSets) -> dict[str, Any]:

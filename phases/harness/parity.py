@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from phases.base.errors import KernelContractError
+from phases.base.results import Case, ParityRecord
 from phases.harness import process
 from phases.harness.contract import Kernel, Progress, case_json, describe, select, silent, to_json
-from phases.base.results import Case, ParityRecord
 
 _GIVE_UP_AFTER = 2  # a variant that killed so many workers is not tried on further cases
 
@@ -47,7 +47,15 @@ def prove(
 class _Run:
     """Workers started one after the other until every (case, variant) has its record."""
 
-    def __init__(self, kernel: Kernel, device: str, names: tuple[str, ...], cases: tuple[Case, ...], progress: Progress, silence: float) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        device: str,
+        names: tuple[str, ...],
+        cases: tuple[Case, ...],
+        progress: Progress,
+        silence: float,
+    ) -> None:
         self.kernel, self.device, self.names, self.cases = kernel, device, names, cases
         self.progress, self.silence = progress, silence
         self.records: dict[tuple[int, str], ParityRecord] = {}
@@ -67,39 +75,60 @@ class _Run:
         return [(number, names) for number, names in rows if names]
 
     def _job(self, items: list[tuple[int, list[str]]]) -> dict[str, Any]:
-        return {"op": "parity", "kernel": to_json(self.kernel), "device": self.device, "numbers": [number for number, _ in items],
-                "items": [{"case": case_json(self.cases[number]), "variants": names} for number, names in items]}
+        return {
+            "op": "parity",
+            "kernel": to_json(self.kernel),
+            "device": self.device,
+            "numbers": [number for number, _ in items],
+            "items": [{"case": case_json(self.cases[number]), "variants": names} for number, names in items],
+        }
 
     def _listen(self, message: dict[str, Any]) -> None:
         if message["type"] != "parity":
             return
         record = ParityRecord(
-            case=self.cases[message["item"]], variant=message["variant"], device=self.device,
-            ok=not message["reason"] and not message["refused"], error=message["error"], tolerance=message["tolerance"],
-            max_abs=message["max_abs"], rerun_identical=message["rerun_identical"], batch_invariant=message["batch_invariant"],
-            refused=message["refused"], reason=message["reason"],
-        )  # fmt: skip
+            case=self.cases[message["item"]],
+            variant=message["variant"],
+            device=self.device,
+            ok=not message["reason"] and not message["refused"],
+            error=message["error"],
+            tolerance=message["tolerance"],
+            max_abs=message["max_abs"],
+            rerun_identical=message["rerun_identical"],
+            batch_invariant=message["batch_invariant"],
+            refused=message["refused"],
+            reason=message["reason"],
+        )
         self._keep(message["item"], record)
 
     def _keep(self, number: int, record: ParityRecord) -> None:
         self.records[number, record.variant] = record
         state = "ok" if record.ok else f"refused: {record.refused}" if record.refused else f"WRONG: {record.reason}"
         error = f" error {record.error:.2g}" if record.error is not None else ""
-        self.progress(f"parity {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}{error}")
+        self.progress(
+            f"parity {len(self.records)} of {len(self.cases) * len(self.names)}, {record.case.key} {record.variant}: {state}{error}"
+        )
 
     def _bury(self, death: process.Death) -> None:
         variant = list(self.kernel.variants)[death.variant] if death.variant >= 0 else ""
         if death.item < 0 or not variant:
             at = f" on case {self.cases[death.item].key}" if death.item >= 0 else ""
-            raise KernelContractError(f"{self.kernel.entry}{at}: the worker {death.reason}.",
-                                      hint="This happened in the contract module itself (import, inputs, outputs or reference).")
+            raise KernelContractError(
+                f"{self.kernel.entry}{at}: the worker {death.reason}.",
+                hint="This happened in the contract module itself (import, inputs, outputs or reference).",
+            )
         self.deaths[variant].append(death.reason)
         self._keep(death.item, self._failed(death.item, variant, f"the process {death.reason}"))
         if len(self.deaths[variant]) >= _GIVE_UP_AFTER:
             for number, names in self._missing():
                 if variant in names:
-                    self._keep(number, self._failed(number, variant, f"not tried: the variant ended {_GIVE_UP_AFTER} workers before"))
+                    self._keep(
+                        number,
+                        self._failed(number, variant, f"not tried: the variant ended {_GIVE_UP_AFTER} workers before"),
+                    )
 
     def _failed(self, number: int, variant: str, reason: str) -> ParityRecord:
         tolerance = self.kernel.tolerances.get(self.cases[number].dtype)
-        return ParityRecord(case=self.cases[number], variant=variant, device=self.device, ok=False, tolerance=tolerance, reason=reason)
+        return ParityRecord(
+            case=self.cases[number], variant=variant, device=self.device, ok=False, tolerance=tolerance, reason=reason
+        )

@@ -102,7 +102,10 @@ def _all_checks(bench: CaseBench, variant: str, proof: Proof) -> None:
     _companions(bench, variant, inputs, first, proof)
     inputs = overwrite(inputs, bench.inputs(1))
     bench.run(variant, inputs, outputs)
-    proof.judge(compare(outputs.tensors, bench.reference("second", inputs), bench.tolerance), "with other values in the same memory: ")
+    proof.judge(
+        compare(outputs.tensors, bench.reference("second", inputs), bench.tolerance),
+        "with other values in the same memory: ",
+    )
     proof.checks.append("fresh")
     second = outputs.snapshot()
     _own_perturbations(bench, variant, inputs, outputs, proof)
@@ -118,7 +121,9 @@ def _finished(bench: CaseBench, outputs: GuardedOutputs, first: Tensors) -> None
         raise Wrong(f"{', '.join(changed)} changed after run() had returned")
 
 
-def _reruns(bench: CaseBench, variant: str, inputs: Tensors, outputs: GuardedOutputs, first: Tensors, proof: Proof) -> None:
+def _reruns(
+    bench: CaseBench, variant: str, inputs: Tensors, outputs: GuardedOutputs, first: Tensors, proof: Proof
+) -> None:
     proof.rerun_identical = True
     for _ in range(RERUNS):
         bench.run(variant, inputs, outputs)
@@ -146,11 +151,15 @@ def _companions(bench: CaseBench, variant: str, inputs: Tensors, first: Tensors,
 def _own_perturbations(bench: CaseBench, variant: str, inputs: Tensors, outputs: GuardedOutputs, proof: Proof) -> None:
     for what, changed in bench.entry.perturbations(bench.case, inputs, bench.seed(3)):
         bench.run(variant, changed, outputs)
-        proof.judge(compare(outputs.tensors, bench.reference(what, changed), bench.tolerance), f"after the change '{what}': ")
+        proof.judge(
+            compare(outputs.tensors, bench.reference(what, changed), bench.tolerance), f"after the change '{what}': "
+        )
         proof.checks.append(what)
 
 
-def _sensitive(bench: CaseBench, variant: str, inputs: Tensors, outputs: GuardedOutputs, before: Tensors, proof: Proof) -> None:
+def _sensitive(
+    bench: CaseBench, variant: str, inputs: Tensors, outputs: GuardedOutputs, before: Tensors, proof: Proof
+) -> None:
     reference, unperturbed = bench.reference("negated", inputs), bench.reference("second", None)
     if not all(torch.equal(torch.isfinite(reference[name]), torch.isfinite(unperturbed[name])) for name in reference):
         return  # negated values are not valid inputs of this kernel
@@ -181,7 +190,9 @@ class CaseBench:
             return copied(self._pristine[number])
         made = self.entry.inputs(self.case, self.seed(number), self.device)
         size = total_bytes(made)
-        if size <= _TWICE_BYTES and fingerprint(made) != fingerprint(self.entry.inputs(self.case, self.seed(number), self.device)):
+        if size <= _TWICE_BYTES and fingerprint(made) != fingerprint(
+            self.entry.inputs(self.case, self.seed(number), self.device)
+        ):
             raise self.entry.broken("inputs() gives other inputs for the same seed", self.case)
         if size <= _KEEP_SHARE * free_memory(self.device):
             self._pristine[number] = copied(made)

@@ -87,9 +87,14 @@ class _Worker:
         self.reading, writing = os.pipe()
         argv = [sys.executable, "-P", "-m", "phases.harness.worker", str(writing), str(pulse_fd)]
         self.child = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            pass_fds=(writing, pulse_fd), start_new_session=True, env=_environment(),
-        )  # fmt: skip
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing, pulse_fd),
+            start_new_session=True,
+            env=_environment(),
+        )
         os.close(writing)
         os.close(pulse_fd)
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -108,7 +113,9 @@ class _Worker:
             while True:
                 ready = selector.select(timeout=min(_POLL_SECONDS, silence / 4))
                 now_beat, _, variant = PULSE.unpack_from(self.pulse)
-                patience = silence if variant >= 0 else max(silence, SILENCE_SECONDS)  # imports and references may be slow
+                patience = (
+                    silence if variant >= 0 else max(silence, SILENCE_SECONDS)
+                )  # imports and references may be slow
                 if ready or now_beat != beat:
                     beat, alive = now_beat, time.monotonic()
                 if not ready:
@@ -143,7 +150,9 @@ class _Worker:
         _, item, variant = PULSE.unpack_from(self.pulse)
         self.kill()
         self.drain.join(timeout=1.0)
-        lines = [line.strip() for line in self.tail if line.strip() and not any(noise in line for noise in _NOISE)][-_SHOWN_LINES:]
+        lines = [line.strip() for line in self.tail if line.strip() and not any(noise in line for noise in _NOISE)][
+            -_SHOWN_LINES:
+        ]
         printed = "; last lines: " + " | ".join(lines) if lines else ""
         return Death(reason + printed, item, variant)
 

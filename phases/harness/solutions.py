@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from phases.base.errors import KernelContractError
-from phases.harness.exchange import ExchangeError, Solution, confined
 from phases.base.reading import open_regular
+from phases.harness.exchange import ExchangeError, Solution, confined
 
 SCHEMA = "phasegate/solution/v1"
 FOLDER = "solutions"  # below the root of the kernel's distribution
@@ -53,7 +53,9 @@ class Imported:
     def refuse(self, definition_of: Callable[[], str]) -> str:
         """Why it does not do a case; `definition_of` names the case's Definition, or is empty."""
         case = definition_of() if self.definition else ""
-        return "" if case == self.definition else f"imported for {self.definition}; this case is {case or 'no Definition'}"
+        return (
+            "" if case == self.definition else f"imported for {self.definition}; this case is {case or 'no Definition'}"
+        )
 
     def run(self, inputs: Json, outputs: Json) -> None:
         """Call it: outputs are written in place, or what it returns is copied into them."""
@@ -76,8 +78,14 @@ class Imported:
 
     def build(self) -> Json:
         """A build record: what it was made of, and why it could not be made."""
-        record: Json = {"variant": self.variant, "arch": self.solution.language, "ok": True, "cache_key": self.solution.sha256,
-                        "sha256": self.solution.sha256, "compiler": self.solution.binding}  # fmt: skip
+        record: Json = {
+            "variant": self.variant,
+            "arch": self.solution.language,
+            "ok": True,
+            "cache_key": self.solution.sha256,
+            "sha256": self.solution.sha256,
+            "compiler": self.solution.binding,
+        }
         try:
             _ = self._function
         except Exception as fault:  # noqa: BLE001  # whatever the code of others raises while it is made
@@ -112,19 +120,33 @@ class Imported:
     def _compiled(self) -> Any:
         name, where = f"solution_{self.solution.sha256[:16]}", _cache() / self.solution.sha256[:32]
         where.mkdir(parents=True, exist_ok=True)
-        files = {kind: [str(self.directory / SOURCES / path) for path in self.solution.sources if path.endswith(kind)] for kind in (_CPP, _CUDA)}
+        files = {
+            kind: [str(self.directory / SOURCES / path) for path in self.solution.sources if path.endswith(kind)]
+            for kind in (_CPP, _CUDA)
+        }
         include = [str(self.directory / SOURCES)]
         if self.solution.binding == "torch":
             from torch.utils import cpp_extension
 
-            return cpp_extension.load(name, [*files[_CPP], *files[_CUDA]], extra_include_paths=include, build_directory=str(where),
-                                      with_cuda=self.solution.language == "cuda")  # fmt: skip
+            return cpp_extension.load(
+                name,
+                [*files[_CPP], *files[_CUDA]],
+                extra_include_paths=include,
+                build_directory=str(where),
+                with_cuda=self.solution.language == "cuda",
+            )
         try:
             import tvm_ffi
             import tvm_ffi.cpp
         except ImportError:
             raise RuntimeError("its binding is tvm-ffi: `pip install apache-tvm-ffi` into this Python") from None
-        built = tvm_ffi.cpp.build(name=name, cpp_files=files[_CPP], cuda_files=files[_CUDA], extra_include_paths=include, build_directory=str(where))
+        built = tvm_ffi.cpp.build(
+            name=name,
+            cpp_files=files[_CPP],
+            cuda_files=files[_CUDA],
+            extra_include_paths=include,
+            build_directory=str(where),
+        )
         return tvm_ffi.load_module(built)
 
 
@@ -152,7 +174,11 @@ class OwnModules:
     def _swap(self, known: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
         """Take out the modules of our names, put in `wanted`. They are looked for anew only when modules came or went since."""
         expected = self._count + len(known)
-        names = list(known) if len(sys.modules) == expected else [name for name in sys.modules if name.partition(".")[0] in self.names]
+        names = (
+            list(known)
+            if len(sys.modules) == expected
+            else [name for name in sys.modules if name.partition(".")[0] in self.names]
+        )
         taken = {name: sys.modules.pop(name) for name in names if name in sys.modules}
         self._count = len(sys.modules)  # of all other names
         sys.modules.update(wanted)
@@ -191,20 +217,38 @@ def load(variant: str, directory: Path, sha256: str) -> Imported:
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']!r}")
         whole = dict(record["solution"])
-        whole["sources"] = [{"path": item["path"], "content": _text(directory / SOURCES, item["path"], item["sha256"])} for item in whole["sources"]]
+        whole["sources"] = [
+            {"path": item["path"], "content": _text(directory / SOURCES, item["path"], item["sha256"])}
+            for item in whole["sources"]
+        ]
         solution = Solution.from_json(whole, str(directory / RECORD))
     except (OSError, ValueError, KeyError, TypeError, ExchangeError) as fault:
-        raise KernelContractError(f"variant {variant}: the imported Solution in {directory} cannot be read: {fault}.", hint=hint) from None
+        raise KernelContractError(
+            f"variant {variant}: the imported Solution in {directory} cannot be read: {fault}.", hint=hint
+        ) from None
     if solution.sha256 != sha256:
-        raise KernelContractError(f"variant {variant}: {directory} holds Solution {solution.sha256[:16]}, kernel.yaml names {sha256[:16]}.", hint=hint)
-    return Imported(variant, directory, solution, tuple(record["inputs"]), tuple(record["outputs"]), record["definition"])
+        raise KernelContractError(
+            f"variant {variant}: {directory} holds Solution {solution.sha256[:16]}, kernel.yaml names {sha256[:16]}.",
+            hint=hint,
+        )
+    return Imported(
+        variant, directory, solution, tuple(record["inputs"]), tuple(record["outputs"]), record["definition"]
+    )
 
 
 def record_of(solution: Solution, inputs: Sequence[str], outputs: Sequence[str], definition: str) -> Json:
     """What is kept beside the sources: the Solution with digests in place of texts, and how it is called."""
     told = solution.to_json()
-    told["sources"] = [{"path": path, "sha256": hashlib.sha256(text.encode()).hexdigest()} for path, text in solution.sources.items()]
-    return {"schema": SCHEMA, "solution": told, "inputs": list(inputs), "outputs": list(outputs), "definition": definition}
+    told["sources"] = [
+        {"path": path, "sha256": hashlib.sha256(text.encode()).hexdigest()} for path, text in solution.sources.items()
+    ]
+    return {
+        "schema": SCHEMA,
+        "solution": told,
+        "inputs": list(inputs),
+        "outputs": list(outputs),
+        "definition": definition,
+    }
 
 
 def _text(directory: Path, path: str, sha256: str) -> str:
@@ -222,4 +266,9 @@ def _cache() -> Path:
     import torch
 
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "phasegate" / "solutions" / f"torch{torch.__version__}-py{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        base
+        / "phasegate"
+        / "solutions"
+        / f"torch{torch.__version__}-py{sys.version_info.major}.{sys.version_info.minor}"
+    )

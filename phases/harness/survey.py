@@ -98,7 +98,9 @@ def survey(
     for fact, row in zip(facts, seen["kernels"], strict=True):
         if row["present"] and try_imports and fact.binaries and fact.package not in imports:
             imports[fact.package] = _import(python, fact.package)
-        built = in_order({arch for archs in row["binaries"].values() for arch in archs}) or (list(architectures) if fact.package == "verify_attn" else [])
+        built = in_order({arch for archs in row["binaries"].values() for arch in archs}) or (
+            list(architectures) if fact.package == "verify_attn" else []
+        )
         rows.append(_judge(fact, row, built, imports.get(fact.package, "") if row["present"] else "", page_size, here))
     gpus = tuple(f"{name} (sm_{capability})" for name, capability in seen["gpus"])
     return Survey(seen["python"], seen["torch"], page_size, here, gpus, tuple(rows))
@@ -108,9 +110,17 @@ def _judge(fact: Fact, row: dict[str, Any], built: list[str], imports: str, page
     page_ok = not fact.pages or page_size in fact.pages
     page = Answer(page_ok, fact.pages_why if page_ok else f"page size {page_size}: {fact.pages_why}")
     return Surveyed(
-        name=fact.name, installed=row["present"], version=row["version"] if row["present"] else "", location=row["root"] if row["present"] else "",
-        built_for=tuple(built), imports=imports, tree=Answer(fact.tree, fact.tree_why), page=page, gpu=_gpu(fact, row, built, sm), source=fact.source,
-    )  # fmt: skip
+        name=fact.name,
+        installed=row["present"],
+        version=row["version"] if row["present"] else "",
+        location=row["root"] if row["present"] else "",
+        built_for=tuple(built),
+        imports=imports,
+        tree=Answer(fact.tree, fact.tree_why),
+        page=page,
+        gpu=_gpu(fact, row, built, sm),
+        source=fact.source,
+    )
 
 
 def _gpu(fact: Fact, row: dict[str, Any], built: list[str], sm: int | None) -> Answer:
@@ -126,7 +136,10 @@ def _gpu(fact: Fact, row: dict[str, Any], built: list[str], sm: int | None) -> A
     if gpu_code and not any(runs_on(arch, sm) for arch in gpu_code):
         return Answer(False, f"its binaries are built for {', '.join(gpu_code)}; none runs on sm_{sm}")
     if fact.binaries and not gpu_code:
-        return Answer(False if row["binaries"] else None, "its binaries hold no GPU code" if row["binaries"] else "no compiled objects are there yet")
+        return Answer(
+            False if row["binaries"] else None,
+            "its binaries hold no GPU code" if row["binaries"] else "no compiled objects are there yet",
+        )
     return Answer(True, f"built for {', '.join(gpu_code)}" if gpu_code else f"compiled on first use for sm_{sm}")
 
 
@@ -134,21 +147,30 @@ def _probe(python: str, facts: Sequence[Fact], timeout: float) -> dict[str, Any]
     source = (_HERE / "fatbin.py").read_text() + "\n" + (_HERE / "survey_probe.py").read_text()
     question = json.dumps({"facts": [dataclasses.asdict(fact) for fact in facts]})
     try:
-        done = subprocess.run([python, "-B", "-c", source], input=question, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            [python, "-B", "-c", source], input=question, capture_output=True, text=True, timeout=timeout
+        )
     except FileNotFoundError:
-        raise SurveyError(f"{python} does not exist.", hint="Give the Python interpreter of the environment to look at.") from None
+        raise SurveyError(
+            f"{python} does not exist.", hint="Give the Python interpreter of the environment to look at."
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise SurveyError(f"{python} could not be run: {fault}.") from fault
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise SurveyError(f"{python} gave no answer (exit code {done.returncode}): {last}", hint="It must be a Python of 3.8 or newer.") from None
+        raise SurveyError(
+            f"{python} gave no answer (exit code {done.returncode}): {last}",
+            hint="It must be a Python of 3.8 or newer.",
+        ) from None
 
 
 def _import(python: str, package: str) -> str:
     try:
-        done = subprocess.run([python, "-B", "-c", f"import {package}"], capture_output=True, text=True, timeout=_IMPORT_SECONDS)
+        done = subprocess.run(
+            [python, "-B", "-c", f"import {package}"], capture_output=True, text=True, timeout=_IMPORT_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return f"did not finish in {_IMPORT_SECONDS:g} s"
     if done.returncode == 0:

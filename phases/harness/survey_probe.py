@@ -34,7 +34,13 @@ def look(fact):
             binaries[file] = architectures(file)  # noqa: F821  from fatbin.py in front
         except (OSError, ValueError) as fault:
             binaries[file] = ["unreadable: " + str(fault)]
-    return {"name": fact["name"], "version": version(fact["distributions"]), "root": root or "", "present": bool(markers), "binaries": binaries}
+    return {
+        "name": fact["name"],
+        "version": version(fact["distributions"]),
+        "root": root or "",
+        "present": bool(markers),
+        "binaries": binaries,
+    }
 
 
 def package_root(package):
@@ -69,7 +75,11 @@ def gpus():
     argv = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:
         lines = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        return [[line.split(",")[0].strip(), int(line.split(",")[1].strip().replace(".", ""))] for line in lines if "," in line]
+        return [
+            [line.split(",")[0].strip(), int(line.split(",")[1].strip().replace(".", ""))]
+            for line in lines
+            if "," in line
+        ]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
 

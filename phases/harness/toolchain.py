@@ -40,11 +40,15 @@ def find_cxx() -> Compiler:
     wanted = os.environ.get("CXX")
     path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if path is None:
-        missing = f"the C++ compiler {wanted!r} that CXX names does not exist." if wanted else "there is no C++ compiler."
+        missing = (
+            f"the C++ compiler {wanted!r} that CXX names does not exist." if wanted else "there is no C++ compiler."
+        )
         raise BuildError(missing, hint="Install one (Debian, Ubuntu: apt-get install g++), or let CXX name one.")
     version = _ask(path, "--version")
     if not version:
-        raise BuildError(f"{path} --version fails: it is not a working C++ compiler.", hint="Let CXX name one that works.")
+        raise BuildError(
+            f"{path} --version fails: it is not a working C++ compiler.", hint="Let CXX name one that works."
+        )
     return Compiler(path, version.splitlines()[0].strip())
 
 
@@ -55,16 +59,23 @@ def find_nvcc() -> Nvcc:
     """
     path = _nvcc_path()
     if path is None:
-        raise BuildError("there is no nvcc.", hint="Install the CUDA toolkit (NVIDIA's, or Debian, Ubuntu: apt-get install nvidia-cuda-toolkit), or let NVCC or CUDA_HOME say where it is.")
+        raise BuildError(
+            "there is no nvcc.",
+            hint="Install the CUDA toolkit (NVIDIA's, or Debian, Ubuntu: apt-get install nvidia-cuda-toolkit), or let NVCC or CUDA_HOME say where it is.",
+        )
     version = _ask(path, "--version")
     release = re.search(r"release (\S+), (V\S+)", version)
     if "nvcc" not in version.lower() or not release:
-        raise BuildError(f"{path} is not NVIDIA's nvcc: `--version` says {(version.strip() or 'nothing').splitlines()[0]!r}.",
-                         hint="Let NVCC name the nvcc of a CUDA toolkit.")  # fmt: skip
+        raise BuildError(
+            f"{path} is not NVIDIA's nvcc: `--version` says {(version.strip() or 'nothing').splitlines()[0]!r}.",
+            hint="Let NVCC name the nvcc of a CUDA toolkit.",
+        )
     listed = re.findall(r"compute_(\d+)\b", _ask(path, "--list-gpu-arch"))
     if not listed:
         raise BuildError(f"{path} does not list its architectures (--list-gpu-arch).", hint="Use CUDA 11.0 or newer.")
-    return Nvcc(path, f"nvcc {release[1]} ({release[2]})", tuple(f"sm_{number}" for number in sorted(set(listed), key=int)))
+    return Nvcc(
+        path, f"nvcc {release[1]} ({release[2]})", tuple(f"sm_{number}" for number in sorted(set(listed), key=int))
+    )
 
 
 def is_cuda(arch: str) -> bool:
@@ -81,8 +92,10 @@ def require(archs: Sequence[str]) -> dict[str, str]:
     cpu = [arch for arch in archs if not is_cuda(arch) and arch != "python"]
     unknown = [arch for arch in cpu if arch not in CPU_ARCHITECTURES]
     if unknown:
-        raise BuildError(f"unknown architecture {unknown[0]!r}{nearest(unknown[0], [*CPU_ARCHITECTURES, 'sm_80', 'sm_90', 'sm_120'])}.",
-                         hint="Mend 'architectures' in the playbook or in kernel.yaml.")  # fmt: skip
+        raise BuildError(
+            f"unknown architecture {unknown[0]!r}{nearest(unknown[0], [*CPU_ARCHITECTURES, 'sm_80', 'sm_90', 'sm_120'])}.",
+            hint="Mend 'architectures' in the playbook or in kernel.yaml.",
+        )
     if cpu:
         cxx = find_cxx()
         facts |= {"cxx": cxx.path, "cxx_version": cxx.version}
@@ -126,7 +139,9 @@ def _nvcc_path() -> str | None:
 def _ask(path: str, argument: str) -> str:
     """What a tool prints for one argument; empty when it fails or hangs."""
     try:
-        done = subprocess.run([path, argument], capture_output=True, text=True, check=False, timeout=30, errors="replace")
+        done = subprocess.run(
+            [path, argument], capture_output=True, text=True, check=False, timeout=30, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -30,7 +30,10 @@ def _check_device(device: str) -> None:
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise PhaseError("there is no CUDA device that this torch can use.", hint="Run on a machine with a GPU, or use the device cpu.")
+        raise PhaseError(
+            "there is no CUDA device that this torch can use.",
+            hint="Run on a machine with a GPU, or use the device cpu.",
+        )
 
 
 def _describe(job: dict[str, Any], channel: Channel) -> None:
@@ -39,8 +42,12 @@ def _describe(job: dict[str, Any], channel: Channel) -> None:
 
     _check_device(job["device"])
     entry = Entry(job["kernel"])
-    channel.send("described", parity=entry.cases("parity", job["device"]), benchmark=entry.cases("benchmark", job["device"]),
-                 facts=facts(job["device"]))
+    channel.send(
+        "described",
+        parity=entry.cases("parity", job["device"]),
+        benchmark=entry.cases("benchmark", job["device"]),
+        facts=facts(job["device"]),
+    )
 
 
 def _build(job: dict[str, Any], channel: Channel) -> None:
@@ -84,7 +91,14 @@ def _ceilings(job: dict[str, Any], channel: Channel) -> None:
     measure(job, channel)
 
 
-_OPERATIONS = {"describe": _describe, "build": _build, "definitions": _definitions, "parity": _parity, "benchmark": _benchmark, "ceilings": _ceilings}
+_OPERATIONS = {
+    "describe": _describe,
+    "build": _build,
+    "definitions": _definitions,
+    "parity": _parity,
+    "benchmark": _benchmark,
+    "ceilings": _ceilings,
+}
 
 if __name__ == "__main__":
     main()

@@ -50,13 +50,17 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
     """
     reason = _check(checkpoint, reason, seen)
     if not checkpoint.verdict.advances:
-        raise GateError(f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
-                        hint="Mend the cause and run the phase again.")
+        raise GateError(
+            f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
+            hint="Mend the cause and run the phase again.",
+        )
     _require_unaltered(ledger, checkpoint)
     person = ledger.git.identity()
     if four_eyes and mail_of(person) == mail_of(checkpoint.author):
-        raise GateError(f"{person} recorded {checkpoint.name} and the playbook wants four eyes.",
-                        hint="Ask somebody else to review it from their own clone.")
+        raise GateError(
+            f"{person} recorded {checkpoint.name} and the playbook wants four eyes.",
+            hint="Ask somebody else to review it from their own clone.",
+        )
     return ledger.decide(checkpoint, "approve", reason, at)
 
 
@@ -77,7 +81,9 @@ def _require_unaltered(ledger: Ledger, checkpoint: Checkpoint) -> None:
         files = ledger.files(checkpoint)
     problems = verify_files(checkpoint.name, files)
     if problems:
-        raise GateError(f"{checkpoint.name} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {checkpoint.number}`.")
+        raise GateError(
+            f"{checkpoint.name} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {checkpoint.number}`."
+        )
 
 
 def _check(checkpoint: Checkpoint, reason: str, seen: str) -> str:
@@ -87,12 +93,17 @@ def _check(checkpoint: Checkpoint, reason: str, seen: str) -> str:
     except UnicodeError as fault:
         raise UsageError("the reason is not UTF-8 text.", hint="Write it in UTF-8.") from fault
     if any(ord(char) < 32 and char not in "\n\t" or ord(char) == 127 for char in reason):
-        raise UsageError("the reason holds control characters, which would reach the terminal of whoever reads it.", hint="Write it as plain text.")
+        raise UsageError(
+            "the reason holds control characters, which would reach the terminal of whoever reads it.",
+            hint="Write it as plain text.",
+        )
     if not reason.strip():
         raise UsageError("a decision needs a reason.", hint="Give it with --reason.")
     if len(seen) < 12 or not checkpoint.digest.startswith(seen.lower()):
-        raise GateError(f"the digest {seen!r} is not that of {checkpoint.name}, which is {checkpoint.digest[:16]}.",
-                        hint=f"Look again with `phase gate review {checkpoint.number}`, then decide on what you saw.")
+        raise GateError(
+            f"the digest {seen!r} is not that of {checkpoint.name}, which is {checkpoint.digest[:16]}.",
+            hint=f"Look again with `phase gate review {checkpoint.number}`, then decide on what you saw.",
+        )
     return reason
 
 
@@ -132,10 +143,14 @@ def _parse(data: bytes, where: str) -> Approval:
     try:
         row: dict[str, Any] = json.loads(data)
         decision = Approval(**{field.name: row[field.name] for field in dataclasses.fields(Approval)})
-        if not isinstance(decision.checkpoint, int) or not all(isinstance(value, str) for name, value in vars(decision).items() if name != "checkpoint"):
+        if not isinstance(decision.checkpoint, int) or not all(
+            isinstance(value, str) for name, value in vars(decision).items() if name != "checkpoint"
+        ):
             raise ValueError("a member is of another kind")
     except (ValueError, KeyError, TypeError, RecursionError) as fault:
-        raise LedgerError(f"{where} is not a decision of this toolkit.", hint="Run `phase checkpoint verify`.") from fault
+        raise LedgerError(
+            f"{where} is not a decision of this toolkit.", hint="Run `phase checkpoint verify`."
+        ) from fault
     if decision.decision not in ("approve", "reject"):
         raise LedgerError(f"{where} says neither approve nor reject.", hint="Run `phase checkpoint verify`.")
     return decision

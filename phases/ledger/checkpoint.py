@@ -77,10 +77,17 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "number": self.number, "name": self.name, "phase": self.phase, "verdict": self.verdict.value, "digest": self.digest,
-            "commit": self.commit, "kernel": self.manifest.get("kernel"), "author": self.author,
-            "recorded_at": self.manifest.get("recorded_at"), "source": self.manifest.get("source"),
-        }  # fmt: skip
+            "number": self.number,
+            "name": self.name,
+            "phase": self.phase,
+            "verdict": self.verdict.value,
+            "digest": self.digest,
+            "commit": self.commit,
+            "kernel": self.manifest.get("kernel"),
+            "author": self.author,
+            "recorded_at": self.manifest.get("recorded_at"),
+            "source": self.manifest.get("source"),
+        }
 
 
 @dataclass(frozen=True)
@@ -156,21 +163,23 @@ def iso(seconds: float) -> str:
 
 def manifest_of(draft: Draft, number: int, author: str, previous: str | None) -> bytes:
     """The manifest of a draft that gets this number; `previous` is the digest of the checkpoint before it."""
-    return canonical_json({
-        "schema": MANIFEST_SCHEMA,
-        "number": number,
-        "phase": draft.phase,
-        "verdict": draft.verdict.value,
-        "kernel": draft.kernel,
-        "run": draft.run,
-        "playbook": draft.playbook,
-        "author": author,
-        "recorded_at": iso(draft.recorded_at),
-        "previous": previous,
-        "source": draft.source,
-        "facts": draft.facts,
-        "files": {path: {"sha256": sha256(data), "bytes": len(data)} for path, data in sorted(draft.files.items())},
-    })  # fmt: skip
+    return canonical_json(
+        {
+            "schema": MANIFEST_SCHEMA,
+            "number": number,
+            "phase": draft.phase,
+            "verdict": draft.verdict.value,
+            "kernel": draft.kernel,
+            "run": draft.run,
+            "playbook": draft.playbook,
+            "author": author,
+            "recorded_at": iso(draft.recorded_at),
+            "previous": previous,
+            "source": draft.source,
+            "facts": draft.facts,
+            "files": {path: {"sha256": sha256(data), "bytes": len(data)} for path, data in sorted(draft.files.items())},
+        }
+    )
 
 
 def read_manifest(data: bytes) -> dict[str, Any]:
@@ -187,14 +196,28 @@ def read_manifest(data: bytes) -> dict[str, Any]:
         raise ValueError("is not a JSON object")
     if manifest.get("schema") != MANIFEST_SCHEMA:
         raise ValueError(f"has the schema {manifest.get('schema')!r}, which is not {MANIFEST_SCHEMA}")
-    wrong = [name for name, kind in _KINDS.items() if not isinstance(manifest.get(name), kind)] or list(_deeper_faults(manifest))
+    wrong = [name for name, kind in _KINDS.items() if not isinstance(manifest.get(name), kind)] or list(
+        _deeper_faults(manifest)
+    )
     if wrong:
         raise ValueError(f"has no {wrong[0]!r}, or one that this toolkit does not write")
     return manifest
 
 
-_KINDS = {"number": int, "phase": str, "verdict": str, "kernel": str, "run": str, "playbook": str, "author": str, "recorded_at": str,
-          "previous": (str, type(None)), "source": dict, "facts": dict, "files": dict}  # fmt: skip
+_KINDS = {
+    "number": int,
+    "phase": str,
+    "verdict": str,
+    "kernel": str,
+    "run": str,
+    "playbook": str,
+    "author": str,
+    "recorded_at": str,
+    "previous": (str, type(None)),
+    "source": dict,
+    "facts": dict,
+    "files": dict,
+}
 
 
 def _deeper_faults(manifest: dict[str, Any]) -> Iterator[str]:
@@ -205,7 +228,9 @@ def _deeper_faults(manifest: dict[str, Any]) -> Iterator[str]:
         yield "recorded_at"
     if not isinstance(manifest["source"].get("commit"), (str, type(None))):
         yield "source"
-    if not all(isinstance(facts, dict) and isinstance(facts.get("sha256"), str) for facts in manifest["files"].values()):
+    if not all(
+        isinstance(facts, dict) and isinstance(facts.get("sha256"), str) for facts in manifest["files"].values()
+    ):
         yield "files"
     for name, value in manifest.items():
         try:
@@ -216,4 +241,6 @@ def _deeper_faults(manifest: dict[str, Any]) -> Iterator[str]:
 
 def sums_of(files: dict[str, bytes]) -> bytes:
     """SHA256SUMS over every file, so that a stranger can check with `sha256sum -c SHA256SUMS` alone."""
-    return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode("utf-8", "surrogateescape")
+    return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode(
+        "utf-8", "surrogateescape"
+    )

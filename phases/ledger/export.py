@@ -23,12 +23,17 @@ def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
     files = ledger.files(checkpoint)
     for path in files:
         if not is_plain(path):  # a hand-made tree may hold `..`
-            raise LedgerError(f"{checkpoint.name} holds {path!r}, which would be written outside of its directory.", hint="Run `phase checkpoint verify`.")
+            raise LedgerError(
+                f"{checkpoint.name} holds {path!r}, which would be written outside of its directory.",
+                hint="Run `phase checkpoint verify`.",
+            )
     directory = target / checkpoint.name
     if directory.exists():
         if _read(directory) == files:
             return directory
-        raise LedgerError(f"{directory} exists and holds something else.", hint="Move it away or export into another directory.")
+        raise LedgerError(
+            f"{directory} exists and holds something else.", hint="Move it away or export into another directory."
+        )
     try:
         target.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{checkpoint.name}-", dir=target))
@@ -42,7 +47,9 @@ def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
     except OSError as fault:
-        raise LedgerError(f"{directory} cannot be written: {fault.strerror or fault}.", hint="Choose a writable directory with room.") from fault
+        raise LedgerError(
+            f"{directory} cannot be written: {fault.strerror or fault}.", hint="Choose a writable directory with room."
+        ) from fault
     return directory
 
 
@@ -56,7 +63,9 @@ def read_directory(directory: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 
     problems = verify_directory(directory)
     if problems:
-        raise LedgerError(f"{directory} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {directory}`.")
+        raise LedgerError(
+            f"{directory} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {directory}`."
+        )
     files = _read(directory)
     return files, json.loads(files[MANIFEST])
 

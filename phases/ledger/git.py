@@ -12,7 +12,17 @@ from phases.base.errors import LedgerError
 
 ZERO = "0" * 40
 _NETWORK_SECONDS = 60.0
-_ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE"}
+_ELSEWHERE = {
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_GRAFT_FILE",
+}
 
 
 class GitFailed(LedgerError):
@@ -30,7 +40,9 @@ class Git:
 
     path: Path
 
-    def run(self, *argv: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None) -> bytes:
+    def run(
+        self, *argv: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> bytes:
         """Run git and return its standard output.
 
         Raises:
@@ -38,12 +50,21 @@ class Git:
             LedgerError: git is not installed, or did not end within `timeout` seconds.
         """
         try:
-            done = subprocess.run(["git", "-C", str(self.path), *argv], input=stdin, capture_output=True, env=_environment(env),
-                                  timeout=timeout, check=False, stdin=subprocess.DEVNULL if stdin is None else None)
+            done = subprocess.run(
+                ["git", "-C", str(self.path), *argv],
+                input=stdin,
+                capture_output=True,
+                env=_environment(env),
+                timeout=timeout,
+                check=False,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+            )
         except FileNotFoundError as fault:
             raise LedgerError("git is not installed.", hint="Install it (apt-get install git).") from fault
         except subprocess.TimeoutExpired as fault:
-            raise LedgerError(f"`git {argv[0]}` did not end within {timeout:.0f} s.", hint="Check the remote and the network.") from fault
+            raise LedgerError(
+                f"`git {argv[0]}` did not end within {timeout:.0f} s.", hint="Check the remote and the network."
+            ) from fault
         if done.returncode:
             raise GitFailed(argv, done.stderr.decode(errors="replace"))
         return done.stdout
@@ -60,7 +81,9 @@ class Git:
 
     def network(self, *argv: str) -> bytes:
         """A command that talks to a remote: bounded in time and never asking for a password."""
-        return self.run(*argv, timeout=_NETWORK_SECONDS, env={"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": _ssh_command()})
+        return self.run(
+            *argv, timeout=_NETWORK_SECONDS, env={"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": _ssh_command()}
+        )
 
     def resolve(self, revision: str) -> str | None:
         """Object id of a revision, or None when there is none."""
@@ -79,8 +102,10 @@ class Git:
         try:
             who = self.text("var", "GIT_COMMITTER_IDENT")
         except GitFailed as fault:
-            raise LedgerError("git does not know who you are, and a checkpoint names its author.",
-                              hint="Run `git config user.name NAME` and `git config user.email MAIL`.") from fault
+            raise LedgerError(
+                "git does not know who you are, and a checkpoint names its author.",
+                hint="Run `git config user.name NAME` and `git config user.email MAIL`.",
+            ) from fault
         return who[: who.rindex(">") + 1]
 
 
@@ -93,7 +118,9 @@ def repository_root(path: Path) -> Path:
     try:
         return Path(Git(path).text("rev-parse", "--show-toplevel"))
     except GitFailed as fault:
-        raise LedgerError(f"{path} is not inside a git work tree.", hint="Run `git init` there, or start `phase` in your repository.") from fault
+        raise LedgerError(
+            f"{path} is not inside a git work tree.", hint="Run `git init` there, or start `phase` in your repository."
+        ) from fault
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:

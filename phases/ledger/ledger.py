@@ -82,9 +82,15 @@ class Ledger:
         sound, damaged = self.survey()
         known: list[Checkpoint | Damaged] = sorted([*sound, *damaged], key=lambda c: c.number)
         if not known:
-            raise LedgerError(f"there is no checkpoint yet on branch {self.branch!r}.", hint="Run a phase first (`phase run`).")
+            raise LedgerError(
+                f"there is no checkpoint yet on branch {self.branch!r}.", hint="Run a phase first (`phase run`)."
+            )
         wanted = name.removeprefix(self.tag_prefix)
-        found = known[-1:] if name == "latest" else [c for c in known if wanted == c.name or (wanted.isdigit() and int(wanted) == c.number)]
+        found = (
+            known[-1:]
+            if name == "latest"
+            else [c for c in known if wanted == c.name or (wanted.isdigit() and int(wanted) == c.number)]
+        )
         if not found and len(wanted) >= 6:
             found = [c for c in sound if c.digest.startswith(wanted) or c.commit.startswith(wanted)]
         if len(found) != 1:
@@ -115,7 +121,9 @@ class Ledger:
         """
         self.git.identity()
         if self.git.attempt("check-ref-format", f"refs/heads/{self.branch}") is None:
-            raise LedgerError(f"{self.branch!r} is not a valid branch name.", hint="Change `ledger: branch:` in the playbook.")
+            raise LedgerError(
+                f"{self.branch!r} is not a valid branch name.", hint="Change `ledger: branch:` in the playbook."
+            )
         self._refuse_checked_out()
         require_whole(self)
 
@@ -182,7 +190,9 @@ class Ledger:
             if not written.is_new:
                 self._push_pending(reachable)
                 return written.checkpoint
-        raise LedgerError(f"branch {self.branch!r} kept moving while recording.", hint="Try again with `phase run --resume`.")
+        raise LedgerError(
+            f"branch {self.branch!r} kept moving while recording.", hint="Try again with `phase run --resume`."
+        )
 
     def _newest(self) -> tuple[str | None, bool]:
         """The tip to build on, and whether the remote can be pushed to."""
@@ -223,7 +233,9 @@ class Ledger:
         lines = [f"update refs/heads/{self.branch} {new} {old or zero}"]
         lines += [f"create refs/tags/{name} {oid}" for name, oid in tags.items()]
         try:
-            self.git.run("update-ref", "--create-reflog", "-m", "phasegate", "--stdin", stdin=("\n".join(lines) + "\n").encode())
+            self.git.run(
+                "update-ref", "--create-reflog", "-m", "phasegate", "--stdin", stdin=("\n".join(lines) + "\n").encode()
+            )
         except GitFailed:
             if self.git.resolve(f"refs/heads/{self.branch}") in (old, None) and not self._lost_to_tag(tags):
                 raise
@@ -235,7 +247,9 @@ class Ledger:
 
     def _build(self, draft: Draft, tip: str | None, author: str) -> Written:
         existing = self._list_at(tip) if tip else []
-        same = next((c for c in reversed(existing) if c.manifest.get("run") == draft.run and c.phase == draft.phase), None)
+        same = next(
+            (c for c in reversed(existing) if c.manifest.get("run") == draft.run and c.phase == draft.phase), None
+        )
         if same:
             self._refuse_other_content(same, draft)
             return Written(same.commit, same, {}, is_new=False)
@@ -252,7 +266,9 @@ class Ledger:
         commit = self.commit(tree, parents, message, draft.recorded_at)
         made = self._list_at(commit)[-1]
         tag = f"{self.tag_prefix}{made.name}"
-        return Written(commit, made, self.tag(tag, f"{made.name}\n\nCheckpoint-Digest: {digest}\n", commit, draft.recorded_at))
+        return Written(
+            commit, made, self.tag(tag, f"{made.name}\n\nCheckpoint-Digest: {digest}\n", commit, draft.recorded_at)
+        )
 
     def _root(self, draft: Draft) -> str:
         tree = write_tree(self.git, None, {"README.md": LEDGER_README})
@@ -287,8 +303,10 @@ class Ledger:
         wanted = {path: cp.sha256(data) for path, data in draft.files.items()}
         differs = sorted(path for path in {*recorded, *wanted} if recorded.get(path) != wanted.get(path))
         if differs:
-            raise LedgerError(f"run {draft.run} is already recorded as {same.name} with other content ({', '.join(differs[:4])}).",
-                              hint="Start a new run instead of resuming this one.")
+            raise LedgerError(
+                f"run {draft.run} is already recorded as {same.name} with other content ({', '.join(differs[:4])}).",
+                hint="Start a new run instead of resuming this one.",
+            )
 
     def _refuse_checked_out(self) -> None:
         listing = self.git.text("worktree", "list", "--porcelain")
@@ -296,8 +314,10 @@ class Ledger:
             lines = block.splitlines()
             if f"branch refs/heads/{self.branch}" in lines:
                 where = lines[0].removeprefix("worktree ")
-                raise LedgerError(f"branch {self.branch!r} is checked out at {where}, where moving it would make every file look changed.",
-                                  hint=f"Switch that work tree to another branch (`git -C {where} switch --detach`), or name another ledger branch.")
+                raise LedgerError(
+                    f"branch {self.branch!r} is checked out at {where}, where moving it would make every file look changed.",
+                    hint=f"Switch that work tree to another branch (`git -C {where} switch --detach`), or name another ledger branch.",
+                )
 
     def _list_at(self, tip: str) -> list[Checkpoint]:
         sound, damaged = self._survey_at(tip)
@@ -306,7 +326,9 @@ class Ledger:
         return sound
 
     def _survey_at(self, tip: str) -> tuple[list[Checkpoint], list[Damaged]]:
-        rows = [(e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))]
+        rows = [
+            (e, parsed) for e in list_tree(self.git, f"{tip}:{DIRECTORY}") if (parsed := cp.parse_directory(e.path))
+        ]
         manifests = {e.path: self.git.resolve(f"{e.oid}:{cp.MANIFEST}") for e, _ in rows}
         if not rows:
             self.git.run("ls-tree", tip)  # a tree that is lost looks like one that holds nothing: GitFailed
@@ -321,12 +343,25 @@ class Ledger:
             data = contents.get(oid)
             try:
                 if data is None:
-                    raise ValueError(f"cannot be read, since git has lost or damaged object {oid[:10]} (a clone that has it can give it back)")
+                    raise ValueError(
+                        f"cannot be read, since git has lost or damaged object {oid[:10]} (a clone that has it can give it back)"
+                    )
                 manifest = cp.read_manifest(data)
             except ValueError as fault:
                 damaged.append(Damaged(number, directory, str(fault), entry.oid))
             else:
-                sound.append(Checkpoint(number, phase, verdict, cp.sha256(data), commits.get(entry.path, ""), directory, manifest, entry.oid))
+                sound.append(
+                    Checkpoint(
+                        number,
+                        phase,
+                        verdict,
+                        cp.sha256(data),
+                        commits.get(entry.path, ""),
+                        directory,
+                        manifest,
+                        entry.oid,
+                    )
+                )
         return sound, damaged
 
     def _readable(self, oids: Iterable[str]) -> dict[str, bytes]:
@@ -335,7 +370,11 @@ class Ledger:
         try:
             return {oid: content for oid, (_, content) in read_objects(self.git, wanted).items()}
         except (LedgerError, ValueError):  # one of them stops all: then each by itself
-            return {} if len(wanted) == 1 else {oid: content for one in wanted for oid, content in self._readable([one]).items()}
+            return (
+                {}
+                if len(wanted) == 1
+                else {oid: content for one in wanted for oid, content in self._readable([one]).items()}
+            )
 
     def _commits(self, tip: str) -> dict[str, str]:
         """Directory name of each checkpoint to the commit that recorded it."""

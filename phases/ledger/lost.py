@@ -40,7 +40,9 @@ def decision_tag(prefix: str, checkpoint: Checkpoint, decision: str, content: by
 def tags(git: Git, prefix: str) -> list[Tag]:
     """All tags whose name begins with `prefix`."""
     rows = git.text("for-each-ref", "--format=%(objectname) %(*objectname) %(refname)", "refs/tags").splitlines()
-    found = [Tag(ref.removeprefix("refs/tags/"), oid, commit) for oid, commit, ref in (row.split(" ", 2) for row in rows)]
+    found = [
+        Tag(ref.removeprefix("refs/tags/"), oid, commit) for oid, commit, ref in (row.split(" ", 2) for row in rows)
+    ]
     return [tag for tag in found if tag.name.startswith(prefix)]
 
 
@@ -49,7 +51,11 @@ def lost(ledger: Ledger, tip: str | None) -> list[Tag]:
     known = {commit for commit in ledger.git.text("rev-list", "--first-parent", tip).splitlines()} if tip else set()
     mine = [tag for tag in tags(ledger.git, ledger.tag_prefix) if _is_entry(tag.name.removeprefix(ledger.tag_prefix))]
     gone = [tag for tag in mine if tag.commit and tag.commit not in known]
-    return [tag for tag in gone if not ledger.git.attempt("for-each-ref", "--count=1", "--contains", tag.commit, "refs/heads", "refs/remotes")]
+    return [
+        tag
+        for tag in gone
+        if not ledger.git.attempt("for-each-ref", "--count=1", "--contains", tag.commit, "refs/heads", "refs/remotes")
+    ]
 
 
 def warning(ledger: Ledger) -> str:
@@ -76,7 +82,9 @@ def _surely_lost(ledger: Ledger, *, fetch: bool) -> list[Tag]:
         if not gone:
             return []
         if fetch and ledger.remote:
-            with contextlib.suppress(LedgerError):  # out of reach or grown apart: what is lost is still the first thing to say
+            with contextlib.suppress(
+                LedgerError
+            ):  # out of reach or grown apart: what is lost is still the first thing to say
                 ledger.sync()
         if look + 1 < _LOOKS:
             time.sleep(_BETWEEN)
@@ -86,9 +94,19 @@ def _surely_lost(ledger: Ledger, *, fetch: bool) -> list[Tag]:
 def refusal(ledger: Ledger, gone: list[Tag]) -> LedgerError:
     """The error that says what is lost and how to bring it back, or how to say that this was meant."""
     names = ", ".join(tag.name for tag in gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
-    whole = [tag.commit for tag in gone if all(ledger.git.attempt("merge-base", "--is-ancestor", other, tag.commit) is not None
-                                                for other in [*(t.commit for t in gone), *filter(None, [ledger.tip()])])]  # fmt: skip
-    back = f"Bring it back with `git update-ref refs/heads/{ledger.branch} {whole[-1][:12]}`." if whole else "Fetch the branch from a clone that has it."
+    whole = [
+        tag.commit
+        for tag in gone
+        if all(
+            ledger.git.attempt("merge-base", "--is-ancestor", other, tag.commit) is not None
+            for other in [*(t.commit for t in gone), *filter(None, [ledger.tip()])]
+        )
+    ]
+    back = (
+        f"Bring it back with `git update-ref refs/heads/{ledger.branch} {whole[-1][:12]}`."
+        if whole
+        else "Fetch the branch from a clone that has it."
+    )
     return LedgerError(
         f"{names} is recorded, but branch {ledger.branch!r} does not hold it: the branch was set back, or a recording was cut off.",
         hint=f"{back} If it was removed on purpose, delete the tag (`git tag -d {gone[0].name}`).",

@@ -51,7 +51,10 @@ def read_objects(git: Git, oids: Iterable[str]) -> dict[str, tuple[str, bytes]]:
         end = raw.index(b"\n", at)
         header = raw[at:end].decode().split()
         if len(header) != 3:
-            raise LedgerError(f"object {oid} is missing from the repository.", hint="Fetch the ledger branch from a clone that has it.")
+            raise LedgerError(
+                f"object {oid} is missing from the repository.",
+                hint="Fetch the ledger branch from a clone that has it.",
+            )
         size = int(header[2])
         found[oid] = (header[1], raw[end + 1 : end + 1 + size])
         at = end + 1 + size + 1
@@ -84,7 +87,12 @@ def write_tree(git: Git, base: str | None, files: Mapping[str, bytes]) -> str:
 
 def _plain(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    bad = not parts or path.startswith("/") or any(p in ("..", ".", ".git") for p in parts) or any(ord(c) < 32 for c in path)
+    bad = (
+        not parts
+        or path.startswith("/")
+        or any(p in ("..", ".", ".git") for p in parts)
+        or any(ord(c) < 32 for c in path)
+    )
     if bad or str(PurePosixPath(path)) != path:
         raise LedgerError(f"{path!r} cannot be the path of a checkpoint's file.", hint="Use plain relative paths.")
     return True

@@ -21,20 +21,31 @@ def statement(draft: Draft, started_at: float) -> bytes:
         dependencies.append({"name": "source", "digest": {"gitCommit": commit}})
     for record in draft.facts.get("artifacts", []):
         dependencies.append({"name": record["name"], "digest": {"sha256": record["sha256"]}})
-    return canonical_json({
-        "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": path, "digest": {"sha256": sha256(data)}} for path, data in sorted(draft.files.items())],
-        "predicateType": "https://slsa.dev/provenance/v1",
-        "predicate": {
-            "buildDefinition": {
-                "buildType": _BUILD_TYPE,
-                "externalParameters": {"phase": draft.phase, "kernel": draft.kernel, "playbook": draft.playbook},
-                "internalParameters": {"dirty": draft.source.get("dirty"), "difference": draft.source.get("difference")},
-                "resolvedDependencies": dependencies,
+    return canonical_json(
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [
+                {"name": path, "digest": {"sha256": sha256(data)}} for path, data in sorted(draft.files.items())
+            ],
+            "predicateType": "https://slsa.dev/provenance/v1",
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": _BUILD_TYPE,
+                    "externalParameters": {"phase": draft.phase, "kernel": draft.kernel, "playbook": draft.playbook},
+                    "internalParameters": {
+                        "dirty": draft.source.get("dirty"),
+                        "difference": draft.source.get("difference"),
+                    },
+                    "resolvedDependencies": dependencies,
+                },
+                "runDetails": {
+                    "builder": {"id": "urn:phasegate:toolkit", "version": {"phasegate": __version__}},
+                    "metadata": {
+                        "invocationId": draft.run,
+                        "startedOn": iso(started_at),
+                        "finishedOn": iso(draft.recorded_at),
+                    },
+                },
             },
-            "runDetails": {
-                "builder": {"id": "urn:phasegate:toolkit", "version": {"phasegate": __version__}},
-                "metadata": {"invocationId": draft.run, "startedOn": iso(started_at), "finishedOn": iso(draft.recorded_at)},
-            },
-        },
-    })  # fmt: skip
+        }
+    )

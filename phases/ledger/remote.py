@@ -50,7 +50,9 @@ class Remote:
         try:
             self._fetch(f"refs/tags/{self.tag_prefix}*:refs/tags/{self.tag_prefix}*")
         except GitFailed as fault:
-            if "clobber" not in fault.stderr and "cannot lock ref" not in fault.stderr:  # another run of this clone fetches them
+            if (
+                "clobber" not in fault.stderr and "cannot lock ref" not in fault.stderr
+            ):  # another run of this clone fetches them
                 raise
 
     def head(self) -> str | None:
@@ -75,14 +77,23 @@ class Remote:
             RemoteUnreachable: the remote does not answer or refuses.
         """
         if expected and self.git.attempt("merge-base", "--is-ancestor", expected, commit) is None:
-            raise RemoteMoved(f"the ledger on {self.name!r} moved while recording.")  # the lease alone would overwrite it
+            raise RemoteMoved(
+                f"the ledger on {self.name!r} moved while recording."
+            )  # the lease alone would overwrite it
         refs = [f"{commit}:refs/heads/{self.branch}", *(f"{oid}:refs/tags/{name}" for name, oid in tags.items())]
         lease = f"--force-with-lease=refs/heads/{self.branch}:{expected or ''}"
         try:
             self.git.network("push", "--quiet", "--atomic", "--porcelain", "--no-verify", lease, self.name, *refs)
         except GitFailed as fault:
-            if any(sign in fault.stderr for sign in ("stale info", "fetch first", "non-fast-forward", "already exists", "cannot lock ref")):
+            if any(
+                sign in fault.stderr
+                for sign in ("stale info", "fetch first", "non-fast-forward", "already exists", "cannot lock ref")
+            ):
                 raise RemoteMoved(f"the ledger on {self.name!r} moved while recording.") from fault
-            raise RemoteUnreachable(f"remote {self.name!r} refused the checkpoint: {fault.message}", hint=fault.hint) from fault
+            raise RemoteUnreachable(
+                f"remote {self.name!r} refused the checkpoint: {fault.message}", hint=fault.hint
+            ) from fault
         except LedgerError as fault:
-            raise RemoteUnreachable(f"remote {self.name!r} cannot be reached: {fault.message}", hint=fault.hint) from fault
+            raise RemoteUnreachable(
+                f"remote {self.name!r} cannot be reached: {fault.message}", hint=fault.hint
+            ) from fault

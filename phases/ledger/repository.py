@@ -44,7 +44,9 @@ def content_digest(root: Path, extra: bytes = b"") -> str:
 def git(directory: Path, *arguments: str) -> str | None:
     """What git prints, stripped; None when it fails."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["git", *arguments], cwd=directory, capture_output=True, text=True, check=False, timeout=60
+        )
     except FileNotFoundError:
         raise SourceError("git is not installed.", hint="Install it (Debian, Ubuntu: apt-get install git).") from None
     return done.stdout.strip() if done.returncode == 0 else None

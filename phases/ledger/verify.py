@@ -77,7 +77,10 @@ def verify_directory(path: Path) -> list[Problem]:
         raise LedgerError(f"{path} is not a directory.", hint="Name a checkpoint or the directory of an exported one.")
     resolved = path.resolve()
     if cp.parse_directory(resolved.name) is None:
-        raise LedgerError(f"{path} is not named like a checkpoint.", hint="An exported checkpoint is called such as 0001-build-parity-PASS.")
+        raise LedgerError(
+            f"{path} is not named like a checkpoint.",
+            hint="An exported checkpoint is called such as 0001-build-parity-PASS.",
+        )
     try:
         files = {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
     except OSError as fault:
@@ -111,7 +114,10 @@ def read_as_recorded(ledger: Ledger, *checkpoints: Checkpoint) -> Iterator[None]
     except Exception as fault:
         for checkpoint in checkpoints:
             if problems := verify_ledger(ledger, checkpoint):
-                raise LedgerError(f"{checkpoint.name} was altered: {problems[0]}.", hint=f"See `phase checkpoint verify {checkpoint.number}`.") from fault
+                raise LedgerError(
+                    f"{checkpoint.name} was altered: {problems[0]}.",
+                    hint=f"See `phase checkpoint verify {checkpoint.number}`.",
+                ) from fault
         raise
 
 
@@ -198,7 +204,9 @@ def _checkpoint(ledger: Ledger, checkpoint: Checkpoint | Damaged) -> Iterator[Pr
     source = checkpoint.manifest.get("source", {}).get("commit")
     parents = [line.split()[1] for line in body.splitlines() if line.startswith("parent ")]
     if source and parents[1:] != [source]:
-        yield Problem(checkpoint.name, f"commit {checkpoint.commit[:10]} does not have the source {source[:10]} as second parent")
+        yield Problem(
+            checkpoint.name, f"commit {checkpoint.commit[:10]} does not have the source {source[:10]} as second parent"
+        )
     yield from _tag_problems(ledger, checkpoint)
     yield from _decision_problems(ledger, checkpoint)
 
@@ -213,9 +221,13 @@ def _decision_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Probl
     """Each decision is on this very checkpoint, and its tag (older ledgers have none) points at the commit that added it."""
     tip = ledger.tip()
     assert tip is not None, "a checkpoint that was found has a ledger"
-    for decision, (path, content) in zip(ledger.approvals(checkpoint), decision_files(ledger.git, tip, checkpoint), strict=True):
+    for decision, (path, content) in zip(
+        ledger.approvals(checkpoint), decision_files(ledger.git, tip, checkpoint), strict=True
+    ):
         if decision.digest != checkpoint.digest:
-            yield Problem(checkpoint.name, f"{decision.person} decided on digest {decision.digest[:12]}, not on this one")
+            yield Problem(
+                checkpoint.name, f"{decision.person} decided on digest {decision.digest[:12]}, not on this one"
+            )
         if json.loads(content).get("schema") == UNTAGGED:
             continue
         name = lost.decision_tag(ledger.tag_prefix, checkpoint, decision.decision, content)
@@ -224,7 +236,9 @@ def _decision_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Probl
             yield Problem(f"tag {name}", "is missing")
         elif f"Decision-Digest: {cp.sha256(content)}" not in ledger.git.text("cat-file", "-p", oid):
             yield Problem(f"tag {name}", "names another decision")
-        elif ledger.git.resolve(f"{oid}^{{commit}}") != ledger.git.text("log", "--first-parent", "-1", "--format=%H", tip, "--", path):
+        elif ledger.git.resolve(f"{oid}^{{commit}}") != ledger.git.text(
+            "log", "--first-parent", "-1", "--format=%H", tip, "--", path
+        ):
             yield Problem(f"tag {name}", "does not point at the decision's commit")
 
 

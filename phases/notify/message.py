@@ -56,21 +56,42 @@ class Message:
     @property
     def text(self) -> str:
         """Plain text: the headline, the reasons, what to do."""
-        lines = [f"[{self.playbook}] {self.headline}", *(f"- {reason}" for reason in self.reasons), *filter(None, [self.next])]
+        lines = [
+            f"[{self.playbook}] {self.headline}",
+            *(f"- {reason}" for reason in self.reasons),
+            *filter(None, [self.next]),
+        ]
         text = "\n".join(lines)
         return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 1] + "…"
 
     def to_json(self) -> dict[str, Any]:
         """The fields every message has come last: no further fact can take their place."""
         return {
-            **self.fields, "schema": SCHEMA, "event": self.event.value, "text": self.text, "playbook": self.playbook, "kernel": self.kernel,
-            "phase": self.phase, "headline": self.headline, "reasons": list(self.reasons), "next": self.next, "at": iso(self.at),
-        }  # fmt: skip
+            **self.fields,
+            "schema": SCHEMA,
+            "event": self.event.value,
+            "text": self.text,
+            "playbook": self.playbook,
+            "kernel": self.kernel,
+            "phase": self.phase,
+            "headline": self.headline,
+            "reasons": list(self.reasons),
+            "next": self.next,
+            "at": iso(self.at),
+        }
 
     def environment(self) -> dict[str, str]:
         """A few of the fields as environment variables, for hooks that are one line of shell."""
-        named = {"EVENT": self.event.value, "PLAYBOOK": self.playbook, "KERNEL": self.kernel, "PHASE": self.phase, "TEXT": self.text}
-        more = {name.upper(): str(self.fields[name]) for name in ("verdict", "checkpoint", "exit") if name in self.fields}
+        named = {
+            "EVENT": self.event.value,
+            "PLAYBOOK": self.playbook,
+            "KERNEL": self.kernel,
+            "PHASE": self.phase,
+            "TEXT": self.text,
+        }
+        more = {
+            name.upper(): str(self.fields[name]) for name in ("verdict", "checkpoint", "exit") if name in self.fields
+        }
         return {f"PHASE_{name}": value.replace("\0", "") for name, value in {**named, **more}.items()}
 
 

@@ -40,7 +40,9 @@ class Notifier:
         pause: seconds before the second attempt; doubled after each.
     """
 
-    def __init__(self, targets: Sequence[Target], *, warn: Callable[[str], None], flush: float = 20.0, pause: float = FIRST_PAUSE) -> None:
+    def __init__(
+        self, targets: Sequence[Target], *, warn: Callable[[str], None], flush: float = 20.0, pause: float = FIRST_PAUSE
+    ) -> None:
         self.warn, self.flush, self.pause = warn, flush, pause
         self.deliveries: list[Delivery] = []
         self._lines = [_Line(target, self, number) for number, target in enumerate(targets)]
@@ -110,13 +112,17 @@ class _Line:
         try:
             self._queue.put_nowait(message)
         except queue.Full:
-            self.owner.ended(Delivery(self.target.name, message.event.value, False, 0, "too many messages are waiting for it"))
+            self.owner.ended(
+                Delivery(self.target.name, message.event.value, False, 0, "too many messages are waiting for it")
+            )
             return
         if self._thread.ident is None:
             try:
                 self._thread.start()
             except RuntimeError:  # no more threads to be had: a rollback matters more
-                self.owner.ended(Delivery(self.target.name, message.event.value, False, 0, "no thread could be started"))
+                self.owner.ended(
+                    Delivery(self.target.name, message.event.value, False, 0, "no thread could be started")
+                )
 
     def end(self) -> None:
         if self._thread.ident is not None:

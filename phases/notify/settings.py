@@ -1,15 +1,15 @@
 """The playbook's `notify` section.
 
-    notify:
-      webhooks:
-        - url_env: SLACK_WEBHOOK_URL            # the address is a secret: it stays out of the playbook
-        - url_file: /etc/phasegate/pager.url
-          token_env: PAGER_TOKEN                # sent as `Authorization: Bearer …`
-          events: [gate-failed, rollback-started, rollback-ended, regression]
-      hooks:
-        - run: [/usr/local/bin/page-oncall, --team, inference]     # the message as JSON on stdin
-          events: [rollback-started, rollback-ended]
-          timeout: 15s
+notify:
+  webhooks:
+    - url_env: SLACK_WEBHOOK_URL            # the address is a secret: it stays out of the playbook
+    - url_file: /etc/phasegate/pager.url
+      token_env: PAGER_TOKEN                # sent as `Authorization: Bearer …`
+      events: [gate-failed, rollback-started, rollback-ended, regression]
+  hooks:
+    - run: [/usr/local/bin/page-oncall, --team, inference]     # the message as JSON on stdin
+      events: [rollback-started, rollback-ended]
+      timeout: 15s
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class HookSettings:
     """A program that is started for each message: the message is JSON on its stdin, PHASE_EVENT, PHASE_TEXT and others in its environment."""
 
-    run: tuple[str, ...] = setting(help="argv; no shell looks at it", not_empty=True, examples=(["/usr/local/bin/page-oncall", "--team", "inference"],))
+    run: tuple[str, ...] = setting(
+        help="argv; no shell looks at it",
+        not_empty=True,
+        examples=(["/usr/local/bin/page-oncall", "--team", "inference"],),
+    )
     events: tuple[Event, ...] = setting((), help="which events; none: all")
-    timeout: float = setting(15.0, help="it is stopped after this, with its process group", duration=True, above=0, at_most=600)
+    timeout: float = setting(
+        15.0, help="it is stopped after this, with its process group", duration=True, above=0, at_most=600
+    )
     retries: int = setting(0, help="how often it is started again when it fails", at_least=0, at_most=10)
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
@@ -51,7 +57,9 @@ class WebhookSettings:
     token_file: Path | None = setting(None, help="file whose first line is that token")
     events: tuple[Event, ...] = setting((), help="which events; none: all")
     timeout: float = setting(10.0, help="time an attempt may take", duration=True, above=0, at_most=120)
-    retries: int = setting(3, help="further attempts when it does not answer, or answers 429 or 5xx", at_least=0, at_most=10)
+    retries: int = setting(
+        3, help="further attempts when it does not answer, or answers 429 or 5xx", at_least=0, at_most=10
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if sum((bool(self.url), bool(self.url_env), self.url_file is not None)) != 1:
@@ -60,9 +68,15 @@ class WebhookSettings:
             mistakes.add(node, f"{node.path}: give one of token_env and token_file")
         for key in ("url_env", "token_env"):
             if (value := getattr(self, key)) and not _ENV.fullmatch(value):
-                mistakes.add(node.get(key) or node, f"{node.path}: `{key}` must be the name of an environment variable, which holds the secret itself")
+                mistakes.add(
+                    node.get(key) or node,
+                    f"{node.path}: `{key}` must be the name of an environment variable, which holds the secret itself",
+                )
         if self.url_file is not None and ":/" in str(self.url_file):
-            mistakes.add(node.get("url_file") or node, f"{node.path}: `url_file` must be the path of a file, which holds the address itself")
+            mistakes.add(
+                node.get("url_file") or node,
+                f"{node.path}: `url_file` must be the path of a file, which holds the address itself",
+            )
         if self.url and (problem := _address_problem(self.url)):
             mistakes.add(node.get("url") or node, f"{node.path}: {problem}")
 
@@ -85,4 +99,10 @@ class NotifySettings:
 
     hooks: tuple[HookSettings, ...] = setting((), help="programs")
     webhooks: tuple[WebhookSettings, ...] = setting((), help="addresses")
-    flush: float = setting(20.0, help="time a command waits at its end for messages still under way", duration=True, at_least=0, at_most=300)
+    flush: float = setting(
+        20.0,
+        help="time a command waits at its end for messages still under way",
+        duration=True,
+        at_least=0,
+        at_most=300,
+    )

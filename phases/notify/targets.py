@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from phases.base.errors import PhaseError
 from phases.notify.message import Event, Message, escaped
 from phases.notify.settings import HookSettings, NotifySettings, WebhookSettings
-from phases.base.errors import PhaseError
 
 THREADS = "notify"  # names of the threads that deliver begin with it
 _RETRIED = {408, 425, 429, *range(500, 600)}
@@ -66,7 +66,9 @@ class Target(Protocol):
         ...
 
 
-def targets_of(settings: NotifySettings, base: Path, environment: Mapping[str, str] | None = None) -> tuple[Target, ...]:
+def targets_of(
+    settings: NotifySettings, base: Path, environment: Mapping[str, str] | None = None
+) -> tuple[Target, ...]:
     """All targets of a playbook; relative files are looked for from `base`."""
     env = os.environ if environment is None else environment
     return (*(Webhook(one, base, env) for one in settings.webhooks), *(Hook(one, base) for one in settings.hooks))
@@ -105,24 +107,39 @@ class Hook(_Configured):
 
         program = self.settings.run[0]
         if shutil.which(program if "/" not in program else str(self.base / program)) is None:
-            raise DeliveryError("there is no such program, or it may not be run.", again=False, hint="Give `run` a path, and the file its x bit.")
+            raise DeliveryError(
+                "there is no such program, or it may not be run.",
+                again=False,
+                hint="Give `run` a path, and the file its x bit.",
+            )
 
     def deliver(self, message: Message) -> None:
         body = json.dumps(message.to_json()).encode()
         try:
             with self._lock:
                 self._process = subprocess.Popen(
-                    self.settings.run, stdin=subprocess.PIPE, stdout=self.output, stderr=self.output, cwd=self.base,
-                    env={**os.environ, **message.environment()}, start_new_session=True,
-                )  # fmt: skip
+                    self.settings.run,
+                    stdin=subprocess.PIPE,
+                    stdout=self.output,
+                    stderr=self.output,
+                    cwd=self.base,
+                    env={**os.environ, **message.environment()},
+                    start_new_session=True,
+                )
         except OSError as fault:
-            raise DeliveryError(f"it cannot be started ({fault.strerror}).", again=False, hint="Give `run` a path, and the file its x bit.") from None
+            raise DeliveryError(
+                f"it cannot be started ({fault.strerror}).",
+                again=False,
+                hint="Give `run` a path, and the file its x bit.",
+            ) from None
         process = self._process
         try:
             process.communicate(body, timeout=self.settings.timeout)
         except subprocess.TimeoutExpired:
             self.abandon()
-            raise DeliveryError(f"it took longer than {self.settings.timeout:g} s and was stopped.", again=True) from None
+            raise DeliveryError(
+                f"it took longer than {self.settings.timeout:g} s and was stopped.", again=True
+            ) from None
         except OSError:  # it does not read its stdin: its exit code says whether that was meant
             process.wait()
         if process.returncode:
@@ -168,7 +185,12 @@ class Webhook(_Configured):
             host = parts.hostname or ""
         except ValueError:  # no address at all: what delivering says
             return False
-        return bool(self._token()) and parts.scheme == "http" and host not in ("localhost", "::1") and not host.startswith("127.")
+        return (
+            bool(self._token())
+            and parts.scheme == "http"
+            and host not in ("localhost", "::1")
+            and not host.startswith("127.")
+        )
 
     def deliver(self, message: Message) -> None:
         import requests
@@ -178,17 +200,30 @@ class Webhook(_Configured):
         body = message.to_json()
         body["text"] = escaped(body["text"])
         try:
-            answer = self._bounded(lambda: requests.post(address, json=body, timeout=self.settings.timeout, allow_redirects=False, auth=_Bearer(token), stream=True))
+            answer = self._bounded(
+                lambda: requests.post(
+                    address,
+                    json=body,
+                    timeout=self.settings.timeout,
+                    allow_redirects=False,
+                    auth=_Bearer(token),
+                    stream=True,
+                )
+            )
         except (requests.Timeout, queue.Empty):
             raise DeliveryError(f"it did not answer within {self.settings.timeout:g} s.", again=True) from None
         except requests.exceptions.SSLError:
-            raise DeliveryError("its certificate is not trusted.", again=False, hint="See REQUESTS_CA_BUNDLE.") from None
+            raise DeliveryError(
+                "its certificate is not trusted.", again=False, hint="See REQUESTS_CA_BUNDLE."
+            ) from None
         except requests.ConnectionError:
             raise DeliveryError("no connection: refused, broken off, or an unknown host.", again=True) from None
         except (requests.RequestException, ValueError):  # ValueError: an address with a port of letters, say
             raise DeliveryError("its address is not one that can be sent to.", again=False) from None
         except OSError:
-            raise DeliveryError("the file of trusted certificates is not there.", again=False, hint="See REQUESTS_CA_BUNDLE.") from None
+            raise DeliveryError(
+                "the file of trusted certificates is not there.", again=False, hint="See REQUESTS_CA_BUNDLE."
+            ) from None
         with answer:  # the body is not read: it might echo the address, and might never end
             _require_taken(answer.status_code, answer.headers.get("Retry-After", ""))
 
@@ -272,7 +307,9 @@ def _require_taken(status: int, retry_after: str) -> None:
     if 200 <= status < 300:
         return
     if 300 <= status < 400:
-        raise DeliveryError(f"it redirects (status {status}), which is not followed.", again=False, hint="Give the final address.")
+        raise DeliveryError(
+            f"it redirects (status {status}), which is not followed.", again=False, hint="Give the final address."
+        )
     after = min(float(retry_after), 60.0) if retry_after.isdecimal() else 0.0
     raise DeliveryError(f"it answered with status {status}.", again=status in _RETRIED, after=after)
 

@@ -6,24 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.base.clock import Clock
-from phases.base.clock import SystemClock
-from phases.ledger.repository import repository_of
-from phases.run.steps import Facts
+from phases.base.clock import Clock, SystemClock
 from phases.base.errors import Exit, PhaseError
+from phases.ledger.repository import repository_of
 from phases.notify.message import Event, Message, gate_event
 from phases.notify.notifier import Notifier
 from phases.notify.settings import NotifySettings
 from phases.notify.targets import targets_of
 from phases.playbook.schema import Playbook
+from phases.run.steps import Facts
 
 SHOWN_REASONS = 8
 
 _ENDS = {
-    Exit.PASSED: "passed", Exit.WAITING_FOR_REVIEW: "passed and waits for review", Exit.GATE_FAILED: "failed; production is untouched",
-    Exit.INCONCLUSIVE: "is inconclusive and held", Exit.ROLLED_BACK: "failed and was rolled back, verified",
+    Exit.PASSED: "passed",
+    Exit.WAITING_FOR_REVIEW: "passed and waits for review",
+    Exit.GATE_FAILED: "failed; production is untouched",
+    Exit.INCONCLUSIVE: "is inconclusive and held",
+    Exit.ROLLED_BACK: "failed and was rolled back, verified",
     Exit.ROLLBACK_INCOMPLETE: "failed, and the rollback is INCOMPLETE: a person is needed",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -42,34 +44,66 @@ class Teller:
         name, digest = str(checkpoint.get("name", "")), str(checkpoint.get("digest", ""))[:16]
         end = _ENDS.get(code, "ended with an operational error")
         self._tell(
-            gate_event(code, verdict), f"{self.phase} of {self.kernel} {end}: {name} ({digest})", reasons, f"phase gate review {checkpoint.get('number', '')}",
-            verdict=verdict, checkpoint=name, digest=digest, exit=int(code),
-        )  # fmt: skip
+            gate_event(code, verdict),
+            f"{self.phase} of {self.kernel} {end}: {name} ({digest})",
+            reasons,
+            f"phase gate review {checkpoint.get('number', '')}",
+            verdict=verdict,
+            checkpoint=name,
+            digest=digest,
+            exit=int(code),
+        )
 
     def stopped(self, step: str, fault: BaseException) -> None:
         """An error ended a run before its gate. What is no error of the toolkit's own is told by its kind only."""
         reason = str(fault) if isinstance(fault, PhaseError) else f"internal error {type(fault).__name__}"
         code = fault.exit_code if isinstance(fault, PhaseError) else Exit.OPERATIONAL
-        self._tell(Event.RUN_STOPPED, f"{self.phase} of {self.kernel} stopped in step '{step}'", (reason,), f"phase run {self.phase} --resume", step=step, exit=int(code))
+        self._tell(
+            Event.RUN_STOPPED,
+            f"{self.phase} of {self.kernel} stopped in step '{step}'",
+            (reason,),
+            f"phase run {self.phase} --resume",
+            step=step,
+            exit=int(code),
+        )
 
     def rollback_started(self, reason: str) -> None:
         self._tell(Event.ROLLBACK_STARTED, f"rolling {self.kernel} back ({self.phase})", (reason,), "phase status")
 
-    def rollback_ended(self, reason: str, moved: Sequence[str], left: dict[str, str], seconds: float, *, only_safe: bool = False) -> None:
+    def rollback_ended(
+        self, reason: str, moved: Sequence[str], left: dict[str, str], seconds: float, *, only_safe: bool = False
+    ) -> None:
         """`only_safe`: a hot fallback made traffic safe and was not meant to restore."""
         if only_safe:
             headline = f"traffic of {self.kernel} is safe by hot fallback; {len(left)} workers are NOT restored yet: `phase rollback` does"
         elif left:
             headline = f"rollback of {self.kernel} is INCOMPLETE, a person is needed: {len(left)} workers not restored"
         else:
-            headline = f"rollback of {self.kernel} is done: {len(moved)} workers restored and verified in {seconds:.0f} s"
+            headline = (
+                f"rollback of {self.kernel} is done: {len(moved)} workers restored and verified in {seconds:.0f} s"
+            )
         why = (reason, *(f"{name}: {text}" for name, text in left.items()))
-        self._tell(Event.ROLLBACK_ENDED, headline, why, "phase status", workers=list(moved), not_restored=sorted(left), verified=not left, only_safe=only_safe,
-                   seconds=round(seconds, 1))
+        self._tell(
+            Event.ROLLBACK_ENDED,
+            headline,
+            why,
+            "phase status",
+            workers=list(moved),
+            not_restored=sorted(left),
+            verified=not left,
+            only_safe=only_safe,
+            seconds=round(seconds, 1),
+        )
 
     def regression(self, reason: str, *, rolls_back: bool) -> None:
         then = "it is rolled back now" if rolls_back else "the playbook only reports it"
-        self._tell(Event.REGRESSION, f"regression of {self.kernel} in production; {then}", (reason,), "phase status", rolls_back=rolls_back)
+        self._tell(
+            Event.REGRESSION,
+            f"regression of {self.kernel} in production; {then}",
+            (reason,),
+            "phase status",
+            rolls_back=rolls_back,
+        )
 
     def close(self) -> None:
         self.notifier.close()
@@ -82,9 +116,15 @@ class Teller:
 
     def _tell(self, event: Event, headline: str, reasons: Sequence[str], command: str, **fields: Any) -> None:
         try:
-            shown = tuple(reasons[:SHOWN_REASONS]) + ((f"and {len(reasons) - SHOWN_REASONS} more",) if len(reasons) > SHOWN_REASONS else ())
+            shown = tuple(reasons[:SHOWN_REASONS]) + (
+                (f"and {len(reasons) - SHOWN_REASONS} more",) if len(reasons) > SHOWN_REASONS else ()
+            )
             command = f"{command}{self.option}" if command else ""
-            self.notifier.send(Message(event, self.playbook, self.kernel, self.phase, headline, self.clock.now(), shown, command, fields))
+            self.notifier.send(
+                Message(
+                    event, self.playbook, self.kernel, self.phase, headline, self.clock.now(), shown, command, fields
+                )
+            )
         except Exception as fault:  # noqa: BLE001 - whatever is wrong here must not reach the rollback that speaks
             self.notifier.say(f"a notification could not be made: {type(fault).__name__}")
 
@@ -110,7 +150,14 @@ def teller_of(playbook: Playbook, kernel: str, phase: str, warn: Callable[[str],
 
 def test_message(playbook: Playbook, kernel: str, at: float) -> Message:
     """What `phase notify test` sends."""
-    return Message(Event.TEST, playbook.name, kernel, "", f"this is a test of the notifications of playbook {playbook.name!r}; nothing has happened", at)
+    return Message(
+        Event.TEST,
+        playbook.name,
+        kernel,
+        "",
+        f"this is a test of the notifications of playbook {playbook.name!r}; nothing has happened",
+        at,
+    )
 
 
 def _option(playbook: Playbook) -> str:

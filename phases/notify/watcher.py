@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phases.base.errors import Exit
+from phases.notify.teller import Teller
 from phases.run.closing import JUDGE, RECORD
 from phases.run.runner import Interrupted, Watcher
 from phases.run.steps import Facts, Step
-from phases.base.errors import Exit
-from phases.notify.teller import Teller
 
 
 class Telling:
@@ -43,7 +43,9 @@ class Telling:
 
     def step_failed(self, step: Step, fault: BaseException) -> None:
         self.inner.step_failed(step, fault)
-        if not self.stopped and not isinstance(fault, Interrupted):  # who pressed Ctrl-C knows; later faults are of cleaning up
+        if not self.stopped and not isinstance(
+            fault, Interrupted
+        ):  # who pressed Ctrl-C knows; later faults are of cleaning up
             self.teller.stopped(step.name, fault)
         self.stopped = True
 

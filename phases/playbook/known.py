@@ -10,12 +10,34 @@ from pathlib import Path
 from phases.playbook.located import Mistakes, Node, Where, nearest
 
 CPU_ARCHITECTURES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "native")
-CUDA_ARCHITECTURES = tuple(f"sm_{number}" for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121))
+CUDA_ARCHITECTURES = tuple(
+    f"sm_{number}"
+    for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+)
 _NEWEST_CUDA = 121
 DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
-    "float4_e2m1fn_x2", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
-)  # fmt: skip
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+)
 _LISTS = ("architectures", "optional_architectures", "archs")
 _FREE = ("params", "launch", "env")  # whose keys belong to somebody else
 
@@ -25,7 +47,9 @@ def is_architecture(name: str) -> bool:
     match = re.fullmatch(r"sm_(\d+)([af]?)", name)
     if match is None:
         return name in CPU_ARCHITECTURES or name == "python"
-    return f"sm_{match[1]}" in CUDA_ARCHITECTURES and (not match[2] or int(match[1]) >= 90) or int(match[1]) > _NEWEST_CUDA
+    return (
+        f"sm_{match[1]}" in CUDA_ARCHITECTURES and (not match[2] or int(match[1]) >= 90) or int(match[1]) > _NEWEST_CUDA
+    )
 
 
 def check_architectures(node: Node, mistakes: Mistakes) -> None:
@@ -34,7 +58,9 @@ def check_architectures(node: Node, mistakes: Mistakes) -> None:
         if key in _LISTS:
             for element in child.elements():
                 if element.kind == "text" and not is_architecture(element.value):
-                    guess = nearest(element.value, [*CPU_ARCHITECTURES, *CUDA_ARCHITECTURES, "sm_90a", "sm_100a", "sm_120a"])
+                    guess = nearest(
+                        element.value, [*CPU_ARCHITECTURES, *CUDA_ARCHITECTURES, "sm_90a", "sm_100a", "sm_120a"]
+                    )
                     mistakes.add(element, f"{element.path}: there is no architecture {element.value!r}{guess}")
         elif key not in _FREE:
             check_architectures(child, mistakes)
@@ -67,7 +93,11 @@ def missing_module(name: str, root: Path) -> str:
 
 
 def _holds(folder: Path, name: str) -> bool:
-    return (folder / name).is_dir() or any((folder / f"{name}{ending}").is_file() for ending in (".py", ".so", ".pyc")) or any(folder.glob(f"{name}.*.so"))
+    return (
+        (folder / name).is_dir()
+        or any((folder / f"{name}{ending}").is_file() for ending in (".py", ".so", ".pyc"))
+        or any(folder.glob(f"{name}.*.so"))
+    )
 
 
 def _modules(folder: Path) -> Iterable[str]:

@@ -21,7 +21,9 @@ from phases.playbook.typed import json_schema, read, setting
 class _Gate:
     """The rules a phase must pass; the worst verdict decides."""
 
-    rules: tuple[Node, ...] = setting(help="at least one rule: a gate that evaluates nothing is an error", not_empty=True)
+    rules: tuple[Node, ...] = setting(
+        help="at least one rule: a gate that evaluates nothing is an error", not_empty=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +31,26 @@ class _CommonPhaseKeys:
     gate: _Gate = setting(help="the rules a phase must pass")
     review: Review = setting(Review.REQUIRED, help="required: a person approves before the next phase; none: go on")
     four_eyes: bool = setting(False, help="true: the one who ran the phase may not approve it")
-    allow_yes: bool = setting(False, help="true: `phase run --yes` starts the phase without asking, and approves its passed gate for whoever runs it")
+    allow_yes: bool = setting(
+        False,
+        help="true: `phase run --yes` starts the phase without asking, and approves its passed gate for whoever runs it",
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if self.allow_yes and self.four_eyes:
-            mistakes.add(node.get("allow_yes") or node, f"{node.path}: four_eyes wants somebody else's approval, so allow_yes cannot give it")
+            mistakes.add(
+                node.get("allow_yes") or node,
+                f"{node.path}: four_eyes wants somebody else's approval, so allow_yes cannot give it",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Top:
     schema: str = setting(help=f"always {SCHEMA}", choices=(SCHEMA,))
-    name: str = setting(help="short name of this playbook; locks and runs are called after it", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    name: str = setting(
+        help="short name of this playbook; locks and runs are called after it",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    )
     kernel: Path = setting(help="path of kernel.yaml, from the playbook's directory")
     phases: Node = setting(help="the phases to go through, in order")
     ledger: LedgerSettings = setting(help="where checkpoints are kept", factory=LedgerSettings)
@@ -89,7 +100,11 @@ def _bound(section: PhaseSection, production: Node) -> PhaseSection:
     """A production phase's pass is good for what it put into production, not for another candidate under the same rules."""
     if not section.kind.changes_production:
         return section
-    served = {key: node.plain() for key in ("server", "incumbent", "candidate", "architectures") if (node := production.get(key))}
+    served = {
+        key: node.plain()
+        for key in ("server", "incumbent", "candidate", "architectures")
+        if (node := production.get(key))
+    }
     text = section.digest + json.dumps(served, sort_keys=True)
     return dataclasses.replace(section, digest=hashlib.sha256(text.encode()).hexdigest())
 
@@ -143,10 +158,14 @@ def _unknown_variants(phases: Node, kernel: Path, mistakes: Mistakes) -> None:
         if not holder:
             continue
         names = [node for key in ("baseline", "candidate", "variant") if (node := holder.get(key))]
-        names += [node for key in ("variants", "may_refuse") if (listed := holder.get(key)) for node in listed.elements()]
+        names += [
+            node for key in ("variants", "may_refuse") if (listed := holder.get(key)) for node in listed.elements()
+        ]
         for node in names:
             if isinstance(node.value, str) and node.value not in known:
-                mistakes.add(node, f"{node.path}: {kernel.name} has no variant {node.value!r}{nearest(node.value, known)}")
+                mistakes.add(
+                    node, f"{node.path}: {kernel.name} has no variant {node.value!r}{nearest(node.value, known)}"
+                )
 
 
 def _keys(kind: type[Any]) -> list[str]:
@@ -164,7 +183,9 @@ def _phases(node: Node, mistakes: Mistakes) -> tuple[PhaseSection, ...]:
             mistakes.add(node.keys[name], f"unknown phase {name!r}{nearest(name, PHASES)}")
             continue
         if found and kind.number < found[-1].kind.number:
-            mistakes.add(node.keys[name], f"phase {name} stands after {found[-1].name}; the order is {', '.join(PHASES)}")
+            mistakes.add(
+                node.keys[name], f"phase {name} stands after {found[-1].name}; the order is {', '.join(PHASES)}"
+            )
         section = _phase(kind, child, mistakes)
         if section is not None:
             found.append(section)
@@ -181,7 +202,9 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
     rules = _rules(common.gate, mistakes)
     judged = json.dumps(node.without("review", "four_eyes", "allow_yes").plain(), sort_keys=True)
     digest = hashlib.sha256(judged.encode()).hexdigest()
-    return PhaseSection(kind, common.review, common.four_eyes, rules, settings, str(node.where), digest, common.allow_yes)
+    return PhaseSection(
+        kind, common.review, common.four_eyes, rules, settings, str(node.where), digest, common.allow_yes
+    )
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:
@@ -218,7 +241,11 @@ def schema() -> dict[str, Any]:
         if settings is None:
             continue
         common = json_schema(_CommonPhaseKeys)
-        common["properties"]["gate"]["properties"]["rules"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/rule"}}
+        common["properties"]["gate"]["properties"]["rules"] = {
+            "type": "array",
+            "minItems": 1,
+            "items": {"$ref": "#/$defs/rule"},
+        }
         merged = {**common["properties"], **settings.get("properties", {})}
         phases[kind.name] = {
             "type": "object",
@@ -227,12 +254,22 @@ def schema() -> dict[str, Any]:
             "required": [*common["required"], *settings.get("required", [])],
             "additionalProperties": settings.get("additionalProperties", True),
         }
-    top["properties"]["phases"] = {"type": "object", "minProperties": 1, "properties": phases, "additionalProperties": False}
+    top["properties"]["phases"] = {
+        "type": "object",
+        "minProperties": 1,
+        "properties": phases,
+        "additionalProperties": False,
+    }
     for key, reference in SHARED_SECTIONS.items():
         section = _section_schema(reference)
         if section is not None:
             top["properties"][key] = section
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "phasegate playbook", **top, "$defs": {"rule": rule_schema()}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "phasegate playbook",
+        **top,
+        "$defs": {"rule": rule_schema()},
+    }
 
 
 def _section_schema(reference: str) -> dict[str, Any] | None:

@@ -218,11 +218,17 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
     list("-+.0123456789"),
 )
 
@@ -239,14 +245,20 @@ class _Converter:
         where = Where(self.file, raw.start_mark.line + 1)
         self.count += 1
         if id(raw) in self.open or self.count > MAX_NODES:
-            why = "an alias refers to the value it stands in" if id(raw) in self.open else "aliases expand to too many values"
+            why = (
+                "an alias refers to the value it stands in"
+                if id(raw) in self.open
+                else "aliases expand to too many values"
+            )
             self.mistakes.add(where, why)
             return Node("null", None, where, path)
         if isinstance(raw, yaml.ScalarNode):
             return self._scalar(raw, where, path)
         self.open.add(id(raw))
         try:
-            return self._mapping(raw, where, path) if isinstance(raw, yaml.MappingNode) else self._list(raw, where, path)
+            return (
+                self._mapping(raw, where, path) if isinstance(raw, yaml.MappingNode) else self._list(raw, where, path)
+            )
         finally:
             self.open.discard(id(raw))
 

@@ -45,9 +45,13 @@ class LedgerSettings:
     """Where checkpoints are kept."""
 
     branch: str = setting("checkpoints", help="git branch that holds the checkpoints", not_empty=True)
-    remote: str = setting("", help="git remote that checkpoints are pushed to at once; empty: keep them local", pattern=r"|[^-\s].*")
+    remote: str = setting(
+        "", help="git remote that checkpoints are pushed to at once; empty: keep them local", pattern=r"|[^-\s].*"
+    )
     sign: Sign = setting(Sign.AUTO, help="sign commits and tags: auto (as git is configured), always or never")
-    tag_prefix: str = setting("checkpoint/", help="tags read PREFIX0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+    tag_prefix: str = setting(
+        "checkpoint/", help="tags read PREFIX0001-build-parity-PASS", pattern=r"[A-Za-z0-9][A-Za-z0-9._/-]*"
+    )
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,15 @@ class TimedSelection(CaseSelection):
 
     min_samples: int | None = setting(None, help="samples a case and variant at the least", at_least=3)
     max_samples: int | None = setting(None, help="samples a case and variant at the most", at_least=3)
-    seconds: float | None = setting(None, help="time spent sampling a case and variant, unless min_samples needs more", above=0, duration=True)
+    seconds: float | None = setting(
+        None, help="time spent sampling a case and variant, unless min_samples needs more", above=0, duration=True
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if self.min_samples and self.max_samples and self.min_samples > self.max_samples:
-            mistakes.add(node, f"{node.path}: min_samples {self.min_samples} is more than max_samples {self.max_samples}")
+            mistakes.add(
+                node, f"{node.path}: min_samples {self.min_samples} is more than max_samples {self.max_samples}"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,17 +84,26 @@ class BuildParitySettings:
     """Phase 1: build, prove parity, measure."""
 
     device: Device = setting(Device.AUTO, help="auto (the GPU when there is one), cpu or cuda")
-    architectures: tuple[str, ...] = setting((), help="must build for all of these; none: the architectures of kernel.yaml")
-    optional_architectures: tuple[str, ...] = setting((), help="built where a compiler for them is at hand, else recorded as skipped")
+    architectures: tuple[str, ...] = setting(
+        (), help="must build for all of these; none: the architectures of kernel.yaml"
+    )
+    optional_architectures: tuple[str, ...] = setting(
+        (), help="built where a compiler for them is at hand, else recorded as skipped"
+    )
     parity: CaseSelection = setting(help="cases and variants that must be right", factory=CaseSelection)
     benchmark: TimedSelection = setting(help="cases and variants that are timed", factory=TimedSelection)
-    anchors: Path | None = setting(None, help="JSON file with times of other kernels to show beside ours: {about, recorded, rows: [{case, microseconds: {name: us}}]}")
+    anchors: Path | None = setting(
+        None,
+        help="JSON file with times of other kernels to show beside ours: {about, recorded, rows: [{case, microseconds: {name: us}}]}",
+    )
     free_disk_mib: int = setting(500, help="stop before building when less disk space than this is free", at_least=0)
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         both = sorted(set(self.architectures) & set(self.optional_architectures))
         if both:
-            mistakes.add(node, f"{node.path}: {', '.join(both)} cannot be both in architectures and optional_architectures")
+            mistakes.add(
+                node, f"{node.path}: {', '.join(both)} cannot be both in architectures and optional_architectures"
+            )
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,10 @@ class Playbook:
             if section.name == name:
                 return section
         if name in PHASES:
-            raise UsageError(f"{self.path} has no section for phase {name!r}.", hint=f"Add it under 'phases:', or run one of {self.phase_names()}.")
+            raise UsageError(
+                f"{self.path} has no section for phase {name!r}.",
+                hint=f"Add it under 'phases:', or run one of {self.phase_names()}.",
+            )
         raise UsageError(f"there is no phase {name!r}{nearest(name, [section.name for section in self.phases])}.")
 
     def before(self, section: PhaseSection) -> tuple[PhaseSection, ...]:

@@ -53,9 +53,17 @@ def setting(
 ) -> Any:
     """A dataclass field with what the reader checks and the editor shows. Without a default the key is required."""
     metadata = {
-        "help": help, "key": key, "at_least": at_least, "at_most": at_most, "above": above, "choices": choices,
-        "pattern": pattern, "duration": duration, "not_empty": not_empty, "examples": examples,
-    }  # fmt: skip
+        "help": help,
+        "key": key,
+        "at_least": at_least,
+        "at_most": at_most,
+        "above": above,
+        "choices": choices,
+        "pattern": pattern,
+        "duration": duration,
+        "not_empty": not_empty,
+        "examples": examples,
+    }
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -255,7 +263,9 @@ def _schema(hint: Any, limits: Any) -> dict[str, Any]:
 
 
 def _scalar_schema(hint: Any, limits: Any) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": {str: "string", Path: "string", bool: "boolean", int: "integer", float: "number"}[hint]}
+    schema: dict[str, Any] = {
+        "type": {str: "string", Path: "string", bool: "boolean", int: "integer", float: "number"}[hint]
+    }
     if limits.get("duration"):
         schema = {"anyOf": [schema, {"type": "string", "pattern": _DURATION.pattern}]}
     for ours, theirs in (("at_least", "minimum"), ("at_most", "maximum"), ("above", "exclusiveMinimum")):

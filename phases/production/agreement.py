@@ -84,7 +84,15 @@ def compare(worker: Asked, teacher: Asked, settings: AgreementSettings) -> Agree
     half = len(ours)
     error, wrong = _judge(list(ours.values()), judged[:half], settings.tie)
     own_error, own_wrong = _judge(list(theirs.values()), judged[half:], settings.tie)
-    found = Agreement(worker.name, teacher.name, error, own_error, wrong, own_wrong, sum(len(answer.tokens) for answer in ours.values()))
+    found = Agreement(
+        worker.name,
+        teacher.name,
+        error,
+        own_error,
+        wrong,
+        own_wrong,
+        sum(len(answer.tokens) for answer in ours.values()),
+    )
     return Agreement(**{**found.to_json(), "reason": _reason(found, settings)})
 
 
@@ -97,8 +105,17 @@ def measurements(found: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
     n = sum(row["n"] for row in found)
     error, wrong = worst["error"], max(row["wrong"] for row in found)
     return (
-        Measurement("canary_logprob_error", error, n=n, unit="nats a token", source=source, detail={"incumbent": worst["own_error"]}),
-        Measurement("canary_wrong_tokens", wrong, n=n, unit="share", source=source, detail={"incumbent": worst["own_wrong"]}),
+        Measurement(
+            "canary_logprob_error",
+            error,
+            n=n,
+            unit="nats a token",
+            source=source,
+            detail={"incumbent": worst["own_error"]},
+        ),
+        Measurement(
+            "canary_wrong_tokens", wrong, n=n, unit="share", source=source, detail={"incumbent": worst["own_wrong"]}
+        ),
     )
 
 
@@ -112,7 +129,9 @@ class AgreementWatch:
         at_once: the first one does not wait.
     """
 
-    def __init__(self, compare: Callable[[int], Agreement], settings: AgreementSettings, *, at_once: bool = False) -> None:
+    def __init__(
+        self, compare: Callable[[int], Agreement], settings: AgreementSettings, *, at_once: bool = False
+    ) -> None:
         self._compare, self._every, self._first = compare, settings.every, 0.0 if at_once else settings.every
         self._wanted = settings.prompts > 0 and settings.every > 0
         self._found: list[Agreement] = []
@@ -150,7 +169,10 @@ def _answers(client: Asked, prompts: Sequence[Prompt], tokens: int) -> dict[str,
     found = {prompt.name: client.generate(prompt.text, tokens) for prompt in prompts}
     for answer in found.values():
         if len(answer.logprobs) != len(answer.tokens):  # with none, there would be nothing to be off by
-            raise ServingError(f"{client.name} answered with {len(answer.tokens)} tokens and {len(answer.logprobs)} log-probabilities.", hint="See its log.")
+            raise ServingError(
+                f"{client.name} answered with {len(answer.tokens)} tokens and {len(answer.logprobs)} log-probabilities.",
+                hint="See its log.",
+            )
     return found
 
 
@@ -167,9 +189,10 @@ def _reason(found: Agreement, settings: AgreementSettings) -> str:
     if found.n == 0:
         return f"{found.worker} answered without tokens"
     if not found.error <= found.own_error + settings.error:
-        return (f"outputs of {found.worker} differ: log-probabilities are off by {found.error:.3g} nats a token, judged by {found.teacher}, "
-                f"whose own are off by {found.own_error:.3g}")  # fmt: skip
+        return (
+            f"outputs of {found.worker} differ: log-probabilities are off by {found.error:.3g} nats a token, judged by {found.teacher}, "
+            f"whose own are off by {found.own_error:.3g}"
+        )
     if not found.wrong <= found.own_wrong + settings.wrong:
         return f"outputs of {found.worker} differ: {found.wrong:.0%} of its tokens are worse than the best, by {found.teacher}'s judgement"
     return ""
-

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phases.run.phase_run import keep, load_results
 from phases.base.results import Results
+from phases.run.phase_run import keep, load_results
 
 JUDGED = "judged"  # Phase 3: the bake's verdict, good for one switch of the canary only
 GOING_BACK = "going-back"  # Phase 4: nothing moves forward any more

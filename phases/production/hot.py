@@ -19,8 +19,8 @@ from phases.base.errors import joined
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.session import HostSession, op
-from phases.playbook.schema import Playbook
 from phases.fleet.sections import fleet_of_playbook, section_of
+from phases.playbook.schema import Playbook
 from phases.production.settings import ProductionSettings
 
 if TYPE_CHECKING:
@@ -130,16 +130,36 @@ class HotSwitch:
 
     def describe(self) -> str:
         done = [answer.host for answer in self.affected if not answer.missing]
-        said = f"{self.ranks} rank{'s' * (self.ranks != 1)} of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s" if done else "no rank switched"
+        said = (
+            f"{self.ranks} rank{'s' * (self.ranks != 1)} of {', '.join(done)} on the {self.to}'s kernel after {self.seconds:.2f} s"
+            if done
+            else "no rank switched"
+        )
         return joined([said, *(f"{host}: {why}" for host, why in self.missing.items())])
 
     def to_json(self) -> dict[str, Any]:
-        rows = [{"host": a.host, "affected": a.affected, "ranks": list(a.ranks), "missing": a.missing, "seconds": round(a.seconds, 3),
-                 "on_host": round(a.on_host, 4)} for a in self.answers]  # fmt: skip
+        rows = [
+            {
+                "host": a.host,
+                "affected": a.affected,
+                "ranks": list(a.ranks),
+                "missing": a.missing,
+                "seconds": round(a.seconds, 3),
+                "on_host": round(a.on_host, 4),
+            }
+            for a in self.answers
+        ]
         return {"to": self.to, "safe": self.safe, "seconds": round(self.seconds, 3), "ranks": self.ranks, "hosts": rows}
 
 
-def fall_back(production: Reached, *, target: str = "", hosts: Sequence[Host] | None = None, everywhere: bool = False, turn: bool = False) -> HotSwitch:
+def fall_back(
+    production: Reached,
+    *,
+    target: str = "",
+    hosts: Sequence[Host] | None = None,
+    everywhere: bool = False,
+    turn: bool = False,
+) -> HotSwitch:
     """Running servers to the incumbent's kernel; needs no lock and works in any state.
 
     Args:
@@ -155,7 +175,12 @@ def go_forward(production: Production, hosts: Sequence[Host], *, turn: bool = Fa
     Args:
         turn: one of a switchback's, which does not override whoever has ordered the fallback meanwhile.
     """
-    return _switch(production, CANDIDATE, hosts, lambda host: {"token": production.take_lock(production.fleet.session(host)).token, "turn": turn})
+    return _switch(
+        production,
+        CANDIDATE,
+        hosts,
+        lambda host: {"token": production.take_lock(production.fleet.session(host)).token, "turn": turn},
+    )
 
 
 def fall_back_by_hand(production: Reached, target: str = "") -> HotSwitch:
@@ -166,8 +191,14 @@ def fall_back_by_hand(production: Reached, target: str = "") -> HotSwitch:
 
 def fallen_back(production: Production) -> tuple[Host, ...]:
     """Hosts on which a rank that could run the candidate says that it runs the incumbent next."""
-    shown = production.fleet.each(lambda session: session.do(op("control.show"))[0], deadline=2 * ANSWER_SECONDS).check()
-    return tuple(host for host in production.workers if any(rank["able"] and rank["choice"] == INCUMBENT for rank in shown[host.name]["ranks"]))
+    shown = production.fleet.each(
+        lambda session: session.do(op("control.show"))[0], deadline=2 * ANSWER_SECONDS
+    ).check()
+    return tuple(
+        host
+        for host in production.workers
+        if any(rank["able"] and rank["choice"] == INCUMBENT for rank in shown[host.name]["ranks"])
+    )
 
 
 def kernel_of(session: HostSession) -> str:

@@ -15,18 +15,18 @@ from typing import Any
 
 from phases.base.clock import Clock
 from phases.base.errors import FleetError, PhaseError, ServingError
+from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import Ready, Windows, guarded_switch, push, switch_back
+from phases.engines.ssh.errors import HostLockedError, RouterError
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import Lease, LeaseState, read_lease
-from phases.engines.ssh.errors import HostLockedError, RouterError
 from phases.engines.ssh.locks import HostLock, LockInfo, break_lock, show_lock
 from phases.engines.ssh.releases import read_inventory
 from phases.engines.ssh.router import RouterDriver, drain
 from phases.engines.ssh.services import wait_ready, waiting
 from phases.engines.ssh.session import HostSession, op
 from phases.engines.ssh.settings import FleetSettings
-from phases.engines.ssh.bundle import Bundle
 from phases.notify.teller import Teller, silent
 from phases.production.agreement import Agreement, compare
 from phases.production.renewer import Renewer, Turns
@@ -71,8 +71,16 @@ class WorkerState:
 
     def describe(self) -> dict[str, Any]:
         lease = f"{self.lease.state}, {self.lease.seconds_left:.0f} s" if self.lease and self.lease.active else ""
-        return {"name": self.host.name, "url": self.host.url, "current": self.current, "last_good": self.last_good, "lease": lease,
-                "serving": self.serving, "in_service": self.in_service, "error": self.error}  # fmt: skip
+        return {
+            "name": self.host.name,
+            "url": self.host.url,
+            "current": self.current,
+            "last_good": self.last_good,
+            "lease": lease,
+            "serving": self.serving,
+            "in_service": self.in_service,
+            "error": self.error,
+        }
 
 
 @dataclass
@@ -126,7 +134,9 @@ class Production:
         in_service = self.routed(needed=router_needed)
         found = self.fleet.each(lambda session: (read_inventory(session), read_lease(session)), deadline=60.0)
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            healthy = dict(zip(self.workers, pool.map(lambda host: self.client(host, 5.0).health(), self.workers), strict=True))
+            healthy = dict(
+                zip(self.workers, pool.map(lambda host: self.client(host, 5.0).health(), self.workers), strict=True)
+            )
         return [self._state(host, found[host.name], healthy[host], host.url in in_service) for host in self.workers]
 
     def _state(self, host: Host, result: Any, healthy: bool, in_service: bool) -> WorkerState:
@@ -164,7 +174,10 @@ class Production:
         wrong = [entry for entry in facts if entry.get("release") != digest]
         if wrong:
             return f"rank {wrong[0]['rank']} of {host.name} runs release {str(wrong[0].get('release'))[:12]}, not {digest[:12]}"
-        fallen = next((entry for entry in facts if entry.get("hot", {}).get("able") and entry["hot"]["choice"] != "candidate"), None)
+        fallen = next(
+            (entry for entry in facts if entry.get("hot", {}).get("able") and entry["hot"]["choice"] != "candidate"),
+            None,
+        )
         if fallen and (kernel or fallen["hot"].get("tripped")):
             return f"rank {fallen['rank']} of {host.name} has fallen back to the incumbent's kernel: {fallen['hot'].get('why')}"
         kinds = {(entry.get("backend"), entry.get("variant"), entry.get("build")) for entry in facts}
@@ -189,14 +202,20 @@ class Production:
             return ""
         for entry in facts:
             evidence = (entry.get("shadow") or {}).get("tripped") if ever else None
-            if why := entry.get("hot", {}).get("tripped") or (evidence and f"shadow: layer {evidence['layer']} differed by {evidence['frobenius']}"):
+            if why := entry.get("hot", {}).get("tripped") or (
+                evidence and f"shadow: layer {evidence['layer']} differed by {evidence['frobenius']}"
+            ):
                 return f"rank {entry['rank']} of {host.name} fell back by itself: {why}"
         return ""
 
     def ordered_back(self, host: Host) -> str:
         """That somebody has ordered the host's hot fallback, who must not be overridden; empty too while it cannot be asked."""
         try:
-            return "somebody ordered its hot fallback" if self.fleet.session(host).do(op("control.show"))[0]["ordered"] else ""
+            return (
+                "somebody ordered its hot fallback"
+                if self.fleet.session(host).do(op("control.show"))[0]["ordered"]
+                else ""
+            )
         except FleetError:
             return ""
 
@@ -209,13 +228,19 @@ class Production:
             lock = self.take_lock(session)
             return sum(push(session, lock, bundle).sent for bundle in bundles)
 
-        sent = self.fleet.each(act, hosts=hosts, on_result=lambda r: self.progress(f"{r.host.name}: {'release there' if r.ok else r.reason}")).check()
+        sent = self.fleet.each(
+            act,
+            hosts=hosts,
+            on_result=lambda r: self.progress(f"{r.host.name}: {'release there' if r.ok else r.reason}"),
+        ).check()
         self.progress(f"{len(sent)} workers have the releases, {sum(sent.values()) >> 10} KiB sent")
 
     def take_out(self, host: Host, seconds: float) -> None:
         """Traffic leaves, then what is in flight ends, at most so many seconds."""
         if not drain(self.router, host.url, lambda: self._in_flight(host), self.clock, seconds):
-            self.progress(f"{host.name} still had requests in flight after {seconds:g} s; its stop gives them its own time")
+            self.progress(
+                f"{host.name} still had requests in flight after {seconds:g} s; its stop gives them its own time"
+            )
 
     def put_in(self, host: Host) -> None:
         """Traffic comes back, after our own completions did."""
@@ -228,7 +253,9 @@ class Production:
         for _ in range(3):
             answer = client.generate("ready?", 4)
             if len(answer.tokens) != 4:
-                raise ServingError(f"{host.name} returned {len(answer.tokens)} tokens of 4.", hint="See its log.", host=host.name)
+                raise ServingError(
+                    f"{host.name} returned {len(answer.tokens)} tokens of 4.", hint="See its log.", host=host.name
+                )
 
     def switch(self, host: Host, digest: str) -> None:
         """Switch one worker under a lease that is renewed from now on, and put it back into service.
@@ -241,7 +268,9 @@ class Production:
         self.progress(f"{host.name} is out of traffic; it switches and restarts under a lease")
         session = self.fleet.session(host)
         try:
-            lease = guarded_switch(session, self.take_lock(session), self.driver(host), digest, self.ready(host), self._windows())
+            lease = guarded_switch(
+                session, self.take_lock(session), self.driver(host), digest, self.ready(host), self._windows()
+            )
         except PhaseError:
             self._return_if_serving(host)
             raise
@@ -267,7 +296,11 @@ class Production:
         session = self.fleet.session(host)
         self.take_lock(session)
         driver, ready = self.driver(host), self.ready(host)
-        session.do(driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + driver.drain + 30)
+        session.do(
+            driver.restarting(host),
+            waiting(driver, ready.port, ready.path, ready.timeout),
+            timeout=ready.timeout + driver.drain + 30,
+        )
         self.progress(f"{host.name} answers; warming up")
         self.warm_up(host)
         self.put_in(host)
@@ -278,7 +311,9 @@ class Production:
             self._renewer.drop(host.name)
         try:
             self.take_out(host, min(5.0, self.fleet_settings.service.drain))
-        except RouterError as fault:  # the host can go back all the same; that it gets its traffic again is asked for below
+        except (
+            RouterError
+        ) as fault:  # the host can go back all the same; that it gets its traffic again is asked for below
             self.progress(f"{host.name}: {fault.message} Its requests get the time of its stop.")
         session = self.fleet.session(host)
         driver, ready = self.driver(host), self.ready(host)
@@ -310,13 +345,19 @@ class Production:
             if previous is not None and abs(median - previous) <= settings.agree * min(median, previous):
                 return
             previous = median
-        raise ServingError(f"{host.name} is still warming after {settings.sweeps} sweeps.", hint="Allow more `warm_up.sweeps`.", host=host.name)
+        raise ServingError(
+            f"{host.name} is still warming after {settings.sweeps} sweeps.",
+            hint="Allow more `warm_up.sweeps`.",
+            host=host.name,
+        )
 
     def agreement(self, host: Host) -> Agreement:
         """A worker's outputs judged by one on the incumbent; where none is left, by its own plain prefill."""
         routed = self.routed()
         others = [other for other in self.workers if other.url in routed and other.name not in self.leases]
-        teacher = next((other for other in others if other.labels.get("tp") == host.labels.get("tp")), (*others, host)[0])
+        teacher = next(
+            (other for other in others if other.labels.get("tp") == host.labels.get("tp")), (*others, host)[0]
+        )
         return compare(self.client(host), self.client(teacher), self.settings.agreement)
 
     def require_agreement(self, host: Host) -> None:
@@ -326,9 +367,17 @@ class Production:
         found = self.agreement(host)
         self.agreements.append(found)
         if found.reason:
-            raise ServingError(f"{found.reason}.", hint="The worker goes back; no user was served by it.", host=host.name)
-        whose = "its own plain prefill's, since nobody runs the incumbent any more" if found.teacher == host.name else f"{found.teacher}'s"
-        self.progress(f"{host.name}: outputs agree with {whose}: {found.error:.2g} nats a token apart over {found.n} tokens")
+            raise ServingError(
+                f"{found.reason}.", hint="The worker goes back; no user was served by it.", host=host.name
+            )
+        whose = (
+            "its own plain prefill's, since nobody runs the incumbent any more"
+            if found.teacher == host.name
+            else f"{found.teacher}'s"
+        )
+        self.progress(
+            f"{host.name}: outputs agree with {whose}: {found.error:.2g} nats a token apart over {found.n} tokens"
+        )
 
     def lost_leases(self) -> dict[str, str]:
         """Workers whose lease could not be renewed, and why."""
@@ -373,7 +422,9 @@ class Production:
     def turns(self) -> Turns:
         """Without the toolkit hosts go back in groups that keep to the floor too."""
         floor = self.settings.min_available.of(len(self.workers))
-        return Turns(max(1, len(self.workers) - floor), self.fleet_settings.service.drain + self.fleet_settings.service.ready)
+        return Turns(
+            max(1, len(self.workers) - floor), self.fleet_settings.service.drain + self.fleet_settings.service.ready
+        )
 
     def renewer(self) -> Renewer:
         """What keeps this process's leases alive from the first one on."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phases.base.errors import PlaybookError
+from phases.base.results import BuildRecord
 from phases.build_parity.steps import build_cache
 from phases.engines.embedded.fleet import LAUNCH_ENVIRONMENT, launch_arguments
-from phases.base.errors import PlaybookError
 from phases.engines.ssh.bundle import Bundle, Launch, make_bundle
 from phases.engines.ssh.host import Host
 from phases.harness import contract
 from phases.harness.contract import Kernel
-from phases.base.results import BuildRecord
 from phases.production.settings import ProductionSettings
 from phases.serving.launch import server_argv, server_environment
 from phases.serving.release import OBJECTS, SITE, make_release, variable
@@ -39,20 +39,32 @@ def require_values(settings: ProductionSettings, workers: Sequence[Host]) -> Non
     Of the playbook's own, a {name} that no worker has is left as it is: braces may stand there for something else.
     """
     server, known = settings.server, dict.fromkeys(name for host in workers for name in host.values)
-    own = [text for part in (server, settings.incumbent, settings.candidate) for text in (*part.arguments, *part.environment.values())]
+    own = [
+        text
+        for part in (server, settings.incumbent, settings.candidate)
+        for text in (*part.arguments, *part.environment.values())
+    ]
     text = " ".join([server.python, server.model, server.draft_model, *own])
     named = [name for name in known if f"{{{name}}}" in text]
     why, hint = "`production: server`", "Give them under `vars` of the host."
     if settings.server.python == EMBEDDED:
         named += re.findall(r"{(\w+)}", " ".join([*launch_arguments(), *LAUNCH_ENVIRONMENT.values()]))
-        why, hint = "`server.python: embedded`", "Give them under `vars` of the host, name a Python of your own there, or use `embedded_fleet`."
+        why, hint = (
+            "`server.python: embedded`",
+            "Give them under `vars` of the host, name a Python of your own there, or use `embedded_fleet`.",
+        )
     for host in workers:
         if missing := [name for name in dict.fromkeys(named) if name not in host.values]:
             raise PlaybookError(f"{why} needs values of {host.name} for {', '.join(missing)}.", hint=hint)
 
 
 def fleet_releases(
-    settings: ProductionSettings, kernel: Kernel, environment: dict[str, Any], progress: Callable[[str], None], folder: Path = Path(), sides: Sequence[str] = SIDES
+    settings: ProductionSettings,
+    kernel: Kernel,
+    environment: dict[str, Any],
+    progress: Callable[[str], None],
+    folder: Path = Path(),
+    sides: Sequence[str] = SIDES,
 ) -> dict[str, Bundle]:
     """The sides' bundles. The launch arguments hold {port} and the hosts' own values, filled in on each host.
 
@@ -67,11 +79,20 @@ def fleet_releases(
 
 
 def _release(
-    settings: ProductionSettings, kernel: Kernel, side: str, environment: dict[str, Any], progress: Callable[[str], None], folder: Path, built: dict[object, Built]
+    settings: ProductionSettings,
+    kernel: Kernel,
+    side: str,
+    environment: dict[str, Any],
+    progress: Callable[[str], None],
+    folder: Path,
+    built: dict[object, Built],
 ) -> Bundle:
     own: SideSettings = getattr(settings, side)
     served = contract.load(folder / own.kernel) if own.kernel else kernel
-    archs, packages = settings.architectures or _architectures(settings, served), [folder / path for path in own.packages]
+    archs, packages = (
+        settings.architectures or _architectures(settings, served),
+        [folder / path for path in own.packages],
+    )
     same = (served.file, tuple(archs), tuple(packages))
     if same not in built:  # the sides mostly differ in how they are launched only
         built[same] = make_release(served, archs, build_cache(served), progress, packages)

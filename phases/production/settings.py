@@ -10,12 +10,15 @@ from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import read, setting
 from phases.serving.settings import ServerSettings, SideSettings
 
+
 @dataclass(frozen=True)
 class Amount:
     """A number of workers, as a count or as a share of the fleet."""
 
     count: int | None = setting(None, at_least=0, help="so many workers")
-    percent: float | None = setting(None, at_least=0, at_most=100, help="share of the fleet; fractions of a worker count as one")
+    percent: float | None = setting(
+        None, at_least=0, at_most=100, help="share of the fleet; fractions of a worker count as one"
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if (self.count is None) == (self.percent is None):
@@ -36,9 +39,13 @@ class LoadSettings:
 
     rate: float = setting(0.0, at_least=0, at_most=10000, help="requests a second; 0: the users' traffic only")
     url: str = setting("", pattern=r"|https?://\S+", help="where it is sent; empty: the sglang router")
-    prompts: Path | None = setting(None, help="JSON list of {name, kind, text} and, for a long one, repeat; none: the built-in set")
+    prompts: Path | None = setting(
+        None, help="JSON list of {name, kind, text} and, for a long one, repeat; none: the built-in set"
+    )
     tokens: int = setting(16, at_least=1, help="tokens generated a request")
-    max_in_flight: int = setting(32, at_least=1, at_most=1024, help="requests open at once; more wait, and the wait counts")
+    max_in_flight: int = setting(
+        32, at_least=1, at_most=1024, help="requests open at once; more wait, and the wait counts"
+    )
     seed: int = setting(1, help="of arrival times and choice of prompts")
 
 
@@ -47,7 +54,9 @@ class WarmUpSettings:
     """Requests each restarted worker gets before it is judged or sent users."""
 
     requests: int = setting(6, at_least=2, help="requests a sweep")
-    agree: float = setting(0.3, above=0, at_most=2, help="two sweeps agree when their medians differ by less than this share")
+    agree: float = setting(
+        0.3, above=0, at_most=2, help="two sweeps agree when their medians differ by less than this share"
+    )
     sweeps: int = setting(8, at_least=2, help="sweeps at the most; a worker still warming then is a fault")
 
 
@@ -56,19 +65,43 @@ class FallbackSettings:
     """The hot fallback: running servers back to the incumbent's kernel without a restart, where the kernel's plugin can."""
 
     hot: bool = setting(True, help="a rollback begins with it; false: restarts only")
-    wait: float = setting(2.0, duration=True, above=0, help="time the ranks get to acknowledge; those that do not are restarted")
-    restore: bool = setting(True, help="automatic rollbacks then restore by restarts; false: a safe fleet without leases waits for `phase rollback`")
+    wait: float = setting(
+        2.0, duration=True, above=0, help="time the ranks get to acknowledge; those that do not are restarted"
+    )
+    restore: bool = setting(
+        True,
+        help="automatic rollbacks then restore by restarts; false: a safe fleet without leases waits for `phase rollback`",
+    )
 
 
 @dataclass(frozen=True)
 class AgreementSettings:
     """Outputs of workers on the candidate, judged by a worker on the incumbent: before users see them, and while a canary bakes."""
 
-    prompts: int = setting(6, at_least=0, at_most=64, help="prompts asked, of the built-in set, long ones first; 0: outputs are not compared in production")
+    prompts: int = setting(
+        6,
+        at_least=0,
+        at_most=64,
+        help="prompts asked, of the built-in set, long ones first; 0: outputs are not compared in production",
+    )
     tokens: int = setting(12, at_least=4, at_most=256, help="tokens generated a prompt")
-    every: float = setting(30.0, duration=True, at_least=0, help="time between comparisons during a bake; 0: only before a worker gets traffic")
-    error: float = setting(0.05, above=0, help="mean difference of log-probabilities, nats a token, that is acceptable beyond the incumbent's own")
-    wrong: float = setting(0.05, at_least=0, at_most=1, help="share of tokens worse than the incumbent's best that is acceptable beyond its own")
+    every: float = setting(
+        30.0,
+        duration=True,
+        at_least=0,
+        help="time between comparisons during a bake; 0: only before a worker gets traffic",
+    )
+    error: float = setting(
+        0.05,
+        above=0,
+        help="mean difference of log-probabilities, nats a token, that is acceptable beyond the incumbent's own",
+    )
+    wrong: float = setting(
+        0.05,
+        at_least=0,
+        at_most=1,
+        help="share of tokens worse than the incumbent's best that is acceptable beyond its own",
+    )
     tie: float = setting(0.05, at_least=0, help="a token this close to the best one, in nats, is as good")
 
 
@@ -79,18 +112,31 @@ class ProductionSettings:
     server: ServerSettings = setting(help="Python, model and flags of every worker", factory=ServerSettings)
     incumbent: SideSettings = setting(help="what production runs today", factory=SideSettings)
     candidate: SideSettings = setting(help="what it is to run", factory=SideSettings)
-    architectures: tuple[str, ...] = setting((), help="objects the releases carry; none: those of kernel.yaml for the device")
-    min_available: Amount = setting(help="workers that must stay in service at any time", factory=lambda: Amount(percent=50))
-    failure_budget: Amount = setting(help="workers that may fail or be lost before everything goes back", factory=lambda: Amount(count=0))
-    fallback: FallbackSettings = setting(help="back to the incumbent's kernel without a restart", factory=FallbackSettings)
+    architectures: tuple[str, ...] = setting(
+        (), help="objects the releases carry; none: those of kernel.yaml for the device"
+    )
+    min_available: Amount = setting(
+        help="workers that must stay in service at any time", factory=lambda: Amount(percent=50)
+    )
+    failure_budget: Amount = setting(
+        help="workers that may fail or be lost before everything goes back", factory=lambda: Amount(count=0)
+    )
+    fallback: FallbackSettings = setting(
+        help="back to the incumbent's kernel without a restart", factory=FallbackSettings
+    )
     warm_up: WarmUpSettings = setting(help="before a worker is judged", factory=WarmUpSettings)
     agreement: AgreementSettings = setting(help="outputs compared in production", factory=AgreementSettings)
     load: LoadSettings = setting(help="own traffic", factory=LoadSettings)
-    prometheus: str = setting("", pattern=r"|https?://\S+", help="Prometheus server to read metrics from; empty: the workers' own /metrics")
+    prometheus: str = setting(
+        "", pattern=r"|https?://\S+", help="Prometheus server to read metrics from; empty: the workers' own /metrics"
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if not self.incumbent.backend:
-            mistakes.add(node.get("incumbent") or node, f"{node.path}: key 'incumbent.backend' is missing (what production runs today)")
+            mistakes.add(
+                node.get("incumbent") or node,
+                f"{node.path}: key 'incumbent.backend' is missing (what production runs today)",
+            )
 
 
 def production_from_node(node: Node, mistakes: Mistakes) -> ProductionSettings:

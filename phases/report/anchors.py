@@ -37,18 +37,31 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             data = json.loads(file.read())
-        kept = {"about": str(data.get("about", "")), "recorded": bool(data.get("recorded", True)),
-                "rows": [{"case": str(row["case"]), "microseconds": {str(n): float(us) for n, us in row["microseconds"].items()}} for row in data["rows"] if "case" in row]}  # fmt: skip
+        kept = {
+            "about": str(data.get("about", "")),
+            "recorded": bool(data.get("recorded", True)),
+            "rows": [
+                {"case": str(row["case"]), "microseconds": {str(n): float(us) for n, us in row["microseconds"].items()}}
+                for row in data["rows"]
+                if "case" in row
+            ],
+        }
         if any(not 0 < anchor.seconds < 1e6 for anchor in anchors_of(kept)):
             raise ValueError("a time is not positive")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise UsageError(f"{path} holds no times of other kernels: {fault!r}.", hint="`phase report --help` shows its form.") from None
+        raise UsageError(
+            f"{path} holds no times of other kernels: {fault!r}.", hint="`phase report --help` shows its form."
+        ) from None
     return kept
 
 
 def anchors_of(fact: dict[str, Any]) -> tuple[Anchor, ...]:
     """Every time of the fact; none of an empty one."""
-    return tuple(Anchor(row["case"], name, us * 1e-6, fact["recorded"]) for row in fact.get("rows", []) for name, us in row["microseconds"].items())
+    return tuple(
+        Anchor(row["case"], name, us * 1e-6, fact["recorded"])
+        for row in fact.get("rows", [])
+        for name, us in row["microseconds"].items()
+    )
 
 
 def by_case(fact: dict[str, Any]) -> dict[str, dict[str, float]]:

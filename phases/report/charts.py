@@ -18,8 +18,13 @@ from phases.report.markup import text as words
 _INK, _MUTED, _GRID, _PAPER = "#010101", "#020202", "#030303", "#fdfdfd"
 _SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
 _MARKS = "osD^vPX"  # one more than colours: 42 series before two look alike
-_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--rule", _PAPER: "--paper",
-              **{color: f"--series-{i}" for i, color in enumerate(_SERIES)}}  # fmt: skip
+_VARIABLES = {
+    _INK: "--ink",
+    _MUTED: "--muted",
+    _GRID: "--rule",
+    _PAPER: "--paper",
+    **{color: f"--series-{i}" for i, color in enumerate(_SERIES)},
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,12 @@ def interval_strip(point: Point, threshold: float | None, label: str) -> str:
     scale = lambda v: 12 + 296 * (v - low + margin) / (high - low + 2 * margin)  # noqa: E731
     left = scale(point.low) if point.low is not None and math.isfinite(point.low) else 2.0
     right = scale(point.high) if point.high is not None and math.isfinite(point.high) else 318.0
-    limit = "" if threshold is None else _mark(scale(threshold), 12, f"limit {threshold:.4g}", "limit") + (
-        f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="17" y2="41"/>')  # fmt: skip
+    limit = (
+        ""
+        if threshold is None
+        else _mark(scale(threshold), 12, f"limit {threshold:.4g}", "limit")
+        + (f'<line class="threshold" x1="{scale(threshold):.1f}" x2="{scale(threshold):.1f}" y1="17" y2="41"/>')
+    )
     return (
         f'<svg class="strip" viewBox="0 0 320 56" role="img" aria-label="{words(label)}"><line class="axis" x1="2" x2="318" y1="29" y2="29"/>{limit}'
         f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="29" y2="29"/><circle cx="{scale(point.estimate):.1f}" cy="29" r="5"/>'
@@ -64,17 +73,32 @@ def _mark(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def dot_rows(rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel: str, title: str, reference: float | None = None) -> str:
+def dot_rows(
+    rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel: str, title: str, reference: float | None = None
+) -> str:
     """Cases down, value across (log scale): one dot with whisker a series, such as the speedup of each case."""
     names = list(dict.fromkeys(name for _, points in rows for name, _ in points))
     with _figure(5.2, 0.9 + (0.16 + 0.07 * len(names)) * len(rows) + 0.16 * len(names)) as (figure, axes):
         for color, mark, name in zip(_SERIES * len(names), _MARKS * len(names), names):
-            shift = 0.6 * (names.index(name) - (len(names) - 1) / 2) / max(len(names), 2)  # series of a row side by side
+            shift = (
+                0.6 * (names.index(name) - (len(names) - 1) / 2) / max(len(names), 2)
+            )  # series of a row side by side
             points = [(y + shift, p) for y, (_, series) in enumerate(rows) for n, p in series if n == name]
             x = [p.estimate for _, p in points]
-            errors = [[max(0.0, p.estimate - (p.estimate if p.low is None else p.low)) for _, p in points],
-                      [max(0.0, (p.estimate if p.high is None else p.high) - p.estimate) for _, p in points]]  # fmt: skip
-            axes.errorbar(x, [y for y, _ in points], xerr=errors, fmt=mark, color=color, label=_cut(name, 24), markersize=5, elinewidth=1.4)
+            errors = [
+                [max(0.0, p.estimate - (p.estimate if p.low is None else p.low)) for _, p in points],
+                [max(0.0, (p.estimate if p.high is None else p.high) - p.estimate) for _, p in points],
+            ]
+            axes.errorbar(
+                x,
+                [y for y, _ in points],
+                xerr=errors,
+                fmt=mark,
+                color=color,
+                label=_cut(name, 24),
+                markersize=5,
+                elinewidth=1.4,
+            )
         if reference is not None:
             axes.axvline(reference, color=_MUTED, linewidth=1.2, linestyle="--")
         axes.set_yticks(range(len(rows)), [_cut(label) for label, _ in rows])
@@ -93,16 +117,47 @@ def ratios(rows: Sequence[RatioRow], *, xlabel: str, title: str) -> str:
             point = row.point
             low, high = (point.estimate if end is None else end for end in (point.low, point.high))
             first = {"label": "estimate and interval"} if y == 0 else {}
-            axes.errorbar([point.estimate], [y], xerr=[[max(0.0, point.estimate - low)], [max(0.0, high - point.estimate)]], fmt="o", color=_SERIES[0],
-                          markersize=4.5, elinewidth=1.8, capsize=3, zorder=4, **first)  # fmt: skip
+            axes.errorbar(
+                [point.estimate],
+                [y],
+                xerr=[[max(0.0, point.estimate - low)], [max(0.0, high - point.estimate)]],
+                fmt="o",
+                color=_SERIES[0],
+                markersize=4.5,
+                elinewidth=1.8,
+                capsize=3,
+                zorder=4,
+                **first,
+            )
             axes.plot(row.single, [y + 0.26] * len(row.single), ".", color=_MUTED, markersize=4)
         limits = [(row.limit, y) for y, row in enumerate(rows) if row.limit is not None]
         if limits:
-            axes.plot([at for at, _ in limits], [y for _, y in limits], "|", color=_SERIES[1], markersize=17, markeredgewidth=2, zorder=3, label="limit of its rule")
+            axes.plot(
+                [at for at, _ in limits],
+                [y for _, y in limits],
+                "|",
+                color=_SERIES[1],
+                markersize=17,
+                markeredgewidth=2,
+                zorder=3,
+                label="limit of its rule",
+            )
         axes.axvline(1.0, color=_MUTED, linewidth=1.2, linestyle="--", label="equal")
         axes.set_yticks(range(len(rows)), [_cut(row.name) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        _logarithmic(axes.xaxis, axes.set_xscale, [1.0, *(v for row in rows for v in (row.point.estimate, row.point.low, row.point.high, *row.single) if v is not None and math.isfinite(v))])
+        _logarithmic(
+            axes.xaxis,
+            axes.set_xscale,
+            [
+                1.0,
+                *(
+                    v
+                    for row in rows
+                    for v in (row.point.estimate, row.point.low, row.point.high, *row.single)
+                    if v is not None and math.isfinite(v)
+                ),
+            ],
+        )
         axes.set_xlabel(xlabel)
         figure.legend(loc="outside upper left", frameon=False, ncols=3, fontsize=8)
     return _svg(figure, title)
@@ -117,10 +172,24 @@ def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     with _figure(5.2, 4.2) as (figure, axes):
         names = list(dict.fromkeys(name for name, _, _ in points))
         for color, mark, name in zip(_SERIES * len(names), _MARKS * len(names), names):
-            axes.plot([f * 1e6 for n, f, _ in points if n == name], [t * 1e6 for n, _, t in points if n == name], mark, color=color, label=_cut(name, 24), markersize=5)
+            axes.plot(
+                [f * 1e6 for n, f, _ in points if n == name],
+                [t * 1e6 for n, _, t in points if n == name],
+                mark,
+                color=color,
+                label=_cut(name, 24),
+                markersize=5,
+            )
         ends = [min(f for _, f, _ in points) * 0.7e6, max(f for _, f, _ in points) * 1.4e6]
         for factor, style in ((1, "-"), (2, "--"), (10, ":")):
-            axes.plot(ends, [end * factor for end in ends], style, color=_MUTED, linewidth=1, label="floor" if factor == 1 else f"{factor}x floor")
+            axes.plot(
+                ends,
+                [end * factor for end in ends],
+                style,
+                color=_MUTED,
+                linewidth=1,
+                label="floor" if factor == 1 else f"{factor}x floor",
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("floor (µs)")
@@ -146,8 +215,16 @@ def event_line(spans: Sequence[tuple[str, float, float]], *, title: str) -> str:
     return _svg(figure, title)
 
 
-def over_time(times: Sequence[float], points: Sequence[Point], *, margin: float, decided_at: float | None, title: str, ylabel: str,
-              equal: float = 1.0) -> str:  # fmt: skip
+def over_time(
+    times: Sequence[float],
+    points: Sequence[Point],
+    *,
+    margin: float,
+    decided_at: float | None,
+    title: str,
+    ylabel: str,
+    equal: float = 1.0,
+) -> str:
     """Estimate and confidence band over a bake, with the limit, the value of equal arms and the moment of decision. Times in seconds."""
     with _figure(5.2, 3.1) as (figure, axes):
         low = [math.nan if p.low is None else p.low for p in points]
@@ -180,11 +257,28 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     from matplotlib.figure import Figure
 
     style = {
-        "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "phasegate", "font.family": "sans-serif", "font.size": 9, "text.color": _INK,
-        "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "axes.facecolor": "none", "figure.facecolor": "none", "xtick.color": _MUTED,
-        "ytick.color": _MUTED, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "grid.color": _GRID, "axes.grid": True, "axes.axisbelow": True,
-        "axes.spines.top": False, "axes.spines.right": False, "grid.linewidth": 0.6, "legend.facecolor": "none",
-    }  # fmt: skip
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "phasegate",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "text.color": _INK,
+        "axes.edgecolor": _GRID,
+        "axes.labelcolor": _INK,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "xtick.color": _MUTED,
+        "ytick.color": _MUTED,
+        "xtick.labelcolor": _INK,
+        "ytick.labelcolor": _INK,
+        "grid.color": _GRID,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.linewidth": 0.6,
+        "legend.facecolor": "none",
+    }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.add_subplot()
@@ -220,6 +314,8 @@ def _svg(figure: Any, title: str) -> str:
 def _own_ids(text: str, title: str) -> str:
     """Ids that are the same for the same chart (matplotlib's hold memory addresses) and differ from the page's other charts'."""
     prefix = f"c{zlib.crc32((title + str(len(text))).encode()):08x}-"
-    names = {name: f"{prefix}{number}" for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))}
+    names = {
+        name: f"{prefix}{number}" for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))
+    }
     text = re.sub(r'\bid="([^"]+)"', lambda found: f'id="{names[found[1]]}"', text)
     return re.sub(r"#([\w.:-]+)(?=[\")])", lambda found: f"#{names.get(found[1], found[1])}", text)

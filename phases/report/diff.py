@@ -15,11 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phases.base.results import BenchmarkRecord, Results
 from phases.gate.intervals import ratio_interval
 from phases.report.tables import Column, seconds, table, wrap
-from phases.base.results import BenchmarkRecord, Results
 
-_CHANGES = {"slower": "SLOWER", "faster": "faster", "unclear": "unclear", "removed": "only before", "added": "only after", "no number": "no number"}
+_CHANGES = {
+    "slower": "SLOWER",
+    "faster": "faster",
+    "unclear": "unclear",
+    "removed": "only before",
+    "added": "only after",
+    "no number": "no number",
+}
 _ORDER = {"slower": 0, "removed": 1, "no number": 2, "unclear": 3, "faster": 4, "added": 5}
 
 
@@ -73,12 +80,15 @@ def text(diff: Diff, names: tuple[str, str] = ("before", "after")) -> str:
         return "\n".join([*lines, "no benchmark on either side"]) + "\n"
     rows = diff.changes
     columns = [
-        Column("benchmark", tuple(c.case for c in rows), left=True), Column("variant", tuple(c.variant for c in rows), left=True),
-        Column(names[0][:12], tuple(seconds(c.before) for c in rows)), Column(names[1][:12], tuple(seconds(c.after) for c in rows)),
+        Column("benchmark", tuple(c.case for c in rows), left=True),
+        Column("variant", tuple(c.variant for c in rows), left=True),
+        Column(names[0][:12], tuple(seconds(c.before) for c in rows)),
+        Column(names[1][:12], tuple(seconds(c.after) for c in rows)),
         Column("ratio", tuple("-" if c.ratio is None else f"{c.ratio:.3f}" for c in rows)),
-        Column("interval", tuple(_interval(c) for c in rows)), Column("n", tuple(f"{c.n[0]}/{c.n[1]}" for c in rows)),
+        Column("interval", tuple(_interval(c) for c in rows)),
+        Column("n", tuple(f"{c.n[0]}/{c.n[1]}" for c in rows)),
         Column("", tuple(_CHANGES[c.what] for c in rows), left=True),
-    ]  # fmt: skip
+    ]
     lines.append(table(columns))
     lines += [wrap(f"  {c.variant} {c.case}: {c.note}") for c in rows if c.note]
     counts = {what: sum(c.what == what for c in rows) for what in _ORDER}
@@ -91,19 +101,43 @@ def _by_key(results: Results) -> dict[tuple[str, str, str], BenchmarkRecord]:
     return {(r.case.key, r.variant, r.device): r for r in results.benchmark}
 
 
-def _change(key: tuple[str, str, str], old: BenchmarkRecord | None, new: BenchmarkRecord | None, level: float) -> Change:
+def _change(
+    key: tuple[str, str, str], old: BenchmarkRecord | None, new: BenchmarkRecord | None, level: float
+) -> Change:
     case, variant, device = key
-    made = Change(case, variant, device, "unclear", old and old.median, new and new.median, n=(len(old.samples) if old else 0, len(new.samples) if new else 0))
+    made = Change(
+        case,
+        variant,
+        device,
+        "unclear",
+        old and old.median,
+        new and new.median,
+        n=(len(old.samples) if old else 0, len(new.samples) if new else 0),
+    )
     if old is None or new is None:
         return dataclasses.replace(made, what="added" if old is None else "removed")
     if not old.samples or not new.samples:
-        why = {when: r.refused or r.reason or "no samples" for when, r in (("before", old), ("after", new)) if not r.samples}
+        why = {
+            when: r.refused or r.reason or "no samples"
+            for when, r in (("before", old), ("after", new))
+            if not r.samples
+        }
         both = len(why) == 2 and len(set(why.values())) == 1
-        return dataclasses.replace(made, what="no number", note=f"both: {why['before']}" if both else "; ".join(f"{k}: {v}" for k, v in why.items()))
+        return dataclasses.replace(
+            made,
+            what="no number",
+            note=f"both: {why['before']}" if both else "; ".join(f"{k}: {v}" for k, v in why.items()),
+        )
     part = ratio_interval(new.samples, old.samples, level)
     what = "slower" if part.low > 1 else "faster" if part.high < 1 else "unclear"
-    note = "" if (old.bytes_needed, old.flops) == (new.bytes_needed, new.flops) else "the two count different work: bytes or operations changed"
-    return dataclasses.replace(made, what=what, ratio=part.estimate, low=_finite(part.low), high=_finite(part.high), note=note)
+    note = (
+        ""
+        if (old.bytes_needed, old.flops) == (new.bytes_needed, new.flops)
+        else "the two count different work: bytes or operations changed"
+    )
+    return dataclasses.replace(
+        made, what=what, ratio=part.estimate, low=_finite(part.low), high=_finite(part.high), note=note
+    )
 
 
 def _finite(value: float) -> float | None:
@@ -119,7 +153,11 @@ def _interval(change: Change) -> str:
 def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Facts on machine and libraries that are plain values and differ."""
     plain = (str, int, float, bool, type(None))
-    keys = [key for key in dict.fromkeys([*before, *after]) if isinstance(before.get(key), plain) and isinstance(after.get(key), plain)]
+    keys = [
+        key
+        for key in dict.fromkeys([*before, *after])
+        if isinstance(before.get(key), plain) and isinstance(after.get(key), plain)
+    ]
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160))}
+_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "�")
 
 
 def text(value: Any) -> str:
@@ -32,7 +31,9 @@ def interval(low: float | None, high: float | None) -> str:
 
 def definitions(pairs: Iterable[tuple[str, Any]], kind: str = "") -> str:
     """Names and values, without those that have none."""
-    rows = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs if value not in (None, ""))
+    rows = "".join(
+        f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs if value not in (None, "")
+    )
     return f'<dl class="{kind}">{rows}</dl>' if kind else f"<dl>{rows}</dl>"
 
 

@@ -10,13 +10,13 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from phases.base.verdict import severity
 from phases.gate.outcome import RuleOutcome
 from phases.report import charts, sections
 from phases.report.charts import Point
 from phases.report.markup import definitions, folded, interval, number, pre, section, table, text
 from phases.report.side_by_side import side_by_side
 from phases.report.view import ReportView
-from phases.base.verdict import severity
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -24,7 +24,17 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 def render(view: ReportView) -> str:
     """The whole page."""
     style = files("phases.report").joinpath("report.css").read_text(encoding="utf-8")
-    made = [_rules(view), sections.benchmark(view), side_by_side(view), sections.bake(view), sections.load(view), sections.timeline(view), sections.change(view), _tables(view), _origin(view)]
+    made = [
+        _rules(view),
+        sections.benchmark(view),
+        side_by_side(view),
+        sections.bake(view),
+        sections.load(view),
+        sections.timeline(view),
+        sections.change(view),
+        _tables(view),
+        _origin(view),
+    ]
     shown = [part for part in made if part]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -46,12 +56,26 @@ def _contents(made: list[str]) -> str:
 def _head(view: ReportView) -> str:
     verdict = view.gate.verdict.value
     failed = [rule for rule in view.gate.rules if not rule.verdict.advances]
-    said = "every rule passed" if not failed else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
+    said = (
+        "every rule passed"
+        if not failed
+        else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
+    )
     source = view.manifest["source"]
     commit = (source.get("commit") or "none") + (" with uncommitted changes" if source.get("dirty") else "")
-    decisions = "".join(f'<p class="decision">{text(a.decision)}: {text(a.person)}, {text(a.at)}: {text(a.reason)}</p>' for a in view.approvals)
-    facts = [("kernel", view.kernel), ("phase", view.phase), ("recorded", view.manifest["recorded_at"]), ("by", view.manifest["author"]),
-             ("source", commit), ("playbook", view.manifest.get("playbook")), ("digest", view.digest)]  # fmt: skip
+    decisions = "".join(
+        f'<p class="decision">{text(a.decision)}: {text(a.person)}, {text(a.at)}: {text(a.reason)}</p>'
+        for a in view.approvals
+    )
+    facts = [
+        ("kernel", view.kernel),
+        ("phase", view.phase),
+        ("recorded", view.manifest["recorded_at"]),
+        ("by", view.manifest["author"]),
+        ("source", commit),
+        ("playbook", view.manifest.get("playbook")),
+        ("digest", view.digest),
+    ]
     review = f"<span>{text(view.review)}</span>" if view.review else ""
     outcome = view.results.facts.get("bake", {}).get("reason", "")
     why = f"<p>{text(outcome)}</p>" if outcome else ""
@@ -64,8 +88,20 @@ def _head(view: ReportView) -> str:
 def _rules(view: ReportView) -> str:
     """An overview, then one card a rule; what did not pass comes first."""
     ordered = sorted(view.gate.rules, key=lambda rule: -severity(rule.verdict))
-    rows = [(_name(r), r.verdict.value, f"{number(r.estimate)} {r.unit}".strip(), interval(r.low, r.high), number(r.threshold), r.n) for r in ordered]
-    overview = table(("rule", "verdict", "estimate", "interval", "threshold", "n"), rows, "rules at a glance", numbers=(5,))
+    rows = [
+        (
+            _name(r),
+            r.verdict.value,
+            f"{number(r.estimate)} {r.unit}".strip(),
+            interval(r.low, r.high),
+            number(r.threshold),
+            r.n,
+        )
+        for r in ordered
+    ]
+    overview = table(
+        ("rule", "verdict", "estimate", "interval", "threshold", "n"), rows, "rules at a glance", numbers=(5,)
+    )
     return section("rules", "Rules", overview + "".join(map(_rule, ordered)))
 
 
@@ -73,7 +109,11 @@ def _name(rule: RuleOutcome) -> str:
     if rule.label != rule.rule:
         return rule.label
     who = rule.detail.get("candidate") or rule.detail.get("variant")
-    return f"{rule.rule}: {who}" + (f" against {rule.detail['baseline']}" if rule.detail.get("baseline") else "") if who else rule.rule
+    return (
+        f"{rule.rule}: {who}" + (f" against {rule.detail['baseline']}" if rule.detail.get("baseline") else "")
+        if who
+        else rule.rule
+    )
 
 
 def _rule(rule: RuleOutcome) -> str:
@@ -81,8 +121,13 @@ def _rule(rule: RuleOutcome) -> str:
     if rule.estimate is not None:
         label = f"{_name(rule)}: estimate {number(rule.estimate)}, interval {interval(rule.low, rule.high)}, threshold {number(rule.threshold)} {rule.unit}".strip()
         strip = charts.interval_strip(Point(rule.estimate, rule.low, rule.high), rule.threshold, label)
-    facts = [("estimate", f"{number(rule.estimate)} {rule.unit}".strip()), ("interval", interval(rule.low, rule.high)), ("threshold", number(rule.threshold)),
-             ("n", rule.n), ("source", rule.source)]  # fmt: skip
+    facts = [
+        ("estimate", f"{number(rule.estimate)} {rule.unit}".strip()),
+        ("interval", interval(rule.low, rule.high)),
+        ("threshold", number(rule.threshold)),
+        ("n", rule.n),
+        ("source", rule.source),
+    ]
     failed = "".join(f"<li><code>{text(line)}</code></li>" for line in rule.detail.get("failed", []))
     return (
         f'<article class="rule"><h3>{text(_name(rule))} <span class="badge {rule.verdict.value}">{rule.verdict.value}</span></h3>'
@@ -102,7 +147,9 @@ def _origin(view: ReportView) -> str:
     inputs = "".join(f"<li>{_made_from(row)}</li>" for row in build.get("resolvedDependencies", []))
     content = definitions([("run", view.manifest.get("run")), ("build type", build.get("buildType"))])
     content += f"<h3>Made from</h3><ul>{inputs}</ul>" if inputs else ""
-    content += folded("Toolchain and machine", pre(facts, "toolchain and machine")) + folded("Files and their sha256", table(("file", "bytes", "sha256"), rows, "files", (1,)))
+    content += folded("Toolchain and machine", pre(facts, "toolchain and machine")) + folded(
+        "Files and their sha256", table(("file", "bytes", "sha256"), rows, "files", (1,))
+    )
     return section("provenance", "Provenance", content)
 
 

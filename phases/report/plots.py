@@ -6,12 +6,19 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from phases.gate.intervals import ratio_interval
 from phases.base.results import BenchmarkRecord
+from phases.gate.intervals import ratio_interval
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")  # Okabe-Ito
 _MARKS = "osD^vP*X"
-_STYLE = {"text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "phasegate"}
+_STYLE = {
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "svg.hashsalt": "phasegate",
+}
 
 
 def achieved(records: Sequence[BenchmarkRecord], title: str = "") -> bytes:
@@ -29,11 +36,19 @@ def achieved(records: Sequence[BenchmarkRecord], title: str = "") -> bytes:
         span = [min(floors) / 1.5, max(floors) * 1.5]
         for factor, style in ((1, "-"), (2, "--"), (10, ":")):
             axes.plot(span, [factor * s for s in span], style, color="0.5", linewidth=1)
-            axes.annotate(f"{factor}x floor ", (span[1], factor * span[1]), fontsize=7, color="0.4", ha="right", va="top")
+            axes.annotate(
+                f"{factor}x floor ", (span[1], factor * span[1]), fontsize=7, color="0.4", ha="right", va="top"
+            )
         for variant, colour, mark in _variants(shown):
             points = sorted((r.roofline_seconds * 1e6, r.median * 1e6) for r in shown if r.variant == variant)
             axes.plot(*zip(*points, strict=True), mark, color=colour, label=variant, markersize=5, alpha=0.85)
-        axes.set(xscale="log", yscale="log", xlabel="roofline floor of this device, µs", ylabel="measured median, µs", title=title or "Measured time over the roofline floor")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="roofline floor of this device, µs",
+            ylabel="measured median, µs",
+            title=title or "Measured time over the roofline floor",
+        )
         _plain_numbers(axes.xaxis, axes.yaxis)
         axes.legend(fontsize=8, loc="upper left")
 
@@ -60,9 +75,21 @@ def speedups(records: Sequence[BenchmarkRecord], title: str = "", confidence: fl
             heights = [keys.index(r.case.key) + 0.6 * ((number + 0.5) / len(variants) - 0.5) for r in rows]
             low = [p.estimate - max(p.low, p.estimate / 100) for p in parts]
             high = [min(p.high, p.estimate * 100) - p.estimate for p in parts]
-            axes.errorbar([p.estimate for p in parts], heights, xerr=[low, high], fmt=mark, color=colour, label=variant, markersize=4, capsize=2, linewidth=1)
+            axes.errorbar(
+                [p.estimate for p in parts],
+                heights,
+                xerr=[low, high],
+                fmt=mark,
+                color=colour,
+                label=variant,
+                markersize=4,
+                capsize=2,
+                linewidth=1,
+            )
         axes.axvline(1.0, color="0.4", linewidth=1)
-        axes.set(xscale="log", xlabel=f"times faster than the baseline ({confidence:.0%} interval)", title=title or "Speedup")
+        axes.set(
+            xscale="log", xlabel=f"times faster than the baseline ({confidence:.0%} interval)", title=title or "Speedup"
+        )
         _plain_numbers(axes.xaxis)
         axes.set_yticks(range(len(keys)), keys, fontsize=7)
         axes.invert_yaxis()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from phases.base.results import BenchmarkRecord
 from phases.gate.intervals import ratio_interval
 from phases.report import side_by_side, timeline
 from phases.report.blocks import Block, line
 from phases.report.markup import figures
 from phases.report.strips import strip
 from phases.report.view import Change, ReportView
-from phases.base.results import BenchmarkRecord
 
 COLOURS = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "ABORTED": "magenta"}
 SHOWN_FACTS = 24  # lines of environment changes and of provenance; the rest is counted
@@ -24,14 +24,28 @@ def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
     Args:
         age: how long ago it was recorded, in words.
     """
-    parts = [_head(view, age), _rules(view), _benchmark(view), _sides(view), _bake(view), _load(view), _timeline(view), _change(view), _provenance(view)]
+    parts = [
+        _head(view, age),
+        _rules(view),
+        _benchmark(view),
+        _sides(view),
+        _bake(view),
+        _load(view),
+        _timeline(view),
+        _change(view),
+        _provenance(view),
+    ]
     return [block for part in parts for block in part]
 
 
 def _head(view: ReportView, age: str) -> list[Block]:
     verdict, source = view.gate.verdict.value, view.manifest["source"]
     failed = [rule for rule in view.gate.rules if not rule.verdict.advances]
-    said = "every rule passed" if not failed else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
+    said = (
+        "every rule passed"
+        if not failed
+        else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
+    )
     tree = " with uncommitted changes" if source.get("dirty") else ""
     recorded = f"{str(view.manifest['recorded_at']).replace('T', ' ')[:16]} UTC" + (f" ({age} ago)" if age else "")
     state = view.review if view.approvals or view.gate.verdict.advances else ""  # only what passed waits for anybody
@@ -41,7 +55,10 @@ def _head(view: ReportView, age: str) -> list[Block]:
         line(f"  kernel {view.kernel}, commit {(source.get('commit') or 'none')[:12]}{tree}"),
         line(f"  by {view.manifest['author']}, {recorded}, run {view.manifest.get('run')}"),
         line(f"  digest {view.digest[:16]}"),
-        *(line(f"  {row.decision}: {row.person}, {row.at.replace('T', ' ')[:16]}: {row.reason}") for row in view.approvals),
+        *(
+            line(f"  {row.decision}: {row.person}, {row.at.replace('T', ' ')[:16]}: {row.reason}")
+            for row in view.approvals
+        ),
     ]
 
 
@@ -51,10 +68,21 @@ def _title(text: str) -> list[Block]:
 
 def _rules(view: ReportView) -> list[Block]:
     rows = tuple(
-        (rule.verdict.value, rule.label, _number(rule.estimate), _interval(rule.low, rule.high), str(rule.n), _number(rule.threshold), rule.unit)
+        (
+            rule.verdict.value,
+            rule.label,
+            _number(rule.estimate),
+            _interval(rule.low, rule.high),
+            str(rule.n),
+            _number(rule.threshold),
+            rule.unit,
+        )
         for rule in view.gate.rules
     )
-    reasons = [line(f"  {rule.label}: {rule.reason} ({rule.source})" if rule.source else f"  {rule.label}: {rule.reason}") for rule in view.gate.rules]
+    reasons = [
+        line(f"  {rule.label}: {rule.reason} ({rule.source})" if rule.source else f"  {rule.label}: {rule.reason}")
+        for rule in view.gate.rules
+    ]
     failed = [line(f"    {text}") for rule in view.gate.rules for text in rule.detail.get("failed", [])]
     return [*_title("Rules"), Block(_RULE_COLUMNS, rows), *reasons, *failed]
 
@@ -78,8 +106,21 @@ def _benchmark(view: ReportView) -> list[Block]:
         if base and base is not record:
             ratio = ratio_interval(base.samples, record.samples)
             faster = (f"{ratio.estimate:.3g}x", _interval(ratio.low, ratio.high))
-        rows.append((record.case.key, record.variant, record.role, figures((record.median or 0) * 1e6), str(len(record.samples)), *faster, floor))
-    return [*_title("Benchmark"), Block(("case", "variant", "role", "median µs", "n", "speedup", "99 % interval", "of floor"), tuple(rows))]
+        rows.append(
+            (
+                record.case.key,
+                record.variant,
+                record.role,
+                figures((record.median or 0) * 1e6),
+                str(len(record.samples)),
+                *faster,
+                floor,
+            )
+        )
+    return [
+        *_title("Benchmark"),
+        Block(("case", "variant", "role", "median µs", "n", "speedup", "99 % interval", "of floor"), tuple(rows)),
+    ]
 
 
 def _sides(view: ReportView) -> list[Block]:
@@ -95,7 +136,11 @@ def _bake(view: ReportView) -> list[Block]:
             continue
         equal = 1.0 if test.get("unit", "ratio") == "ratio" else 0.0
         at, estimate, low, high = test["looks"][-1][:4]
-        decided = f"decided {test['verdict']} at {test['decided_at']:.0f} s" if test.get("decided_at") is not None else "never decided"
+        decided = (
+            f"decided {test['verdict']} at {test['decided_at']:.0f} s"
+            if test.get("decided_at") is not None
+            else "never decided"
+        )
         limit = test["margin"] + equal
         numbers = f"  {test['name']}: {decided}; at {at:.0f} s {_number(estimate)}, {_interval(low, high)}, limit {_number(limit)}, {len(test['looks'])} looks"
         lines += [line(numbers), line(f"    {strip(estimate, low, high, limit, equal)}")]
@@ -119,14 +164,25 @@ def _timeline(view: ReportView) -> list[Block]:
 def _change(view: ReportView) -> list[Block]:
     change = view.change
     if change is None:
-        return [*_title("Since the last approved checkpoint"), line("  no earlier checkpoint of this phase is approved")]
+        return [
+            *_title("Since the last approved checkpoint"),
+            line("  no earlier checkpoint of this phase is approved"),
+        ]
     source = [line(f"  {text}") for text in change.source.splitlines()]
     if change.environment:
         shown = change.environment[:SHOWN_FACTS]
-        environment = [Block(("fact", "then", "now"), tuple(shown)), *_more(len(change.environment) - len(shown), "facts")]
+        environment = [
+            Block(("fact", "then", "now"), tuple(shown)),
+            *_more(len(change.environment) - len(shown), "facts"),
+        ]
     else:
         environment = [line("  the environment is the same")]
-    return [*_title(f"Since {change.against}, the last approved"), *source, *environment, *_benchmark_change(view, change)]
+    return [
+        *_title(f"Since {change.against}, the last approved"),
+        *source,
+        *environment,
+        *_benchmark_change(view, change),
+    ]
 
 
 def _benchmark_change(view: ReportView, change: Change) -> list[Block]:
@@ -145,8 +201,16 @@ def _provenance(view: ReportView) -> list[Block]:
     shown = [line(f"  {name}: {value}") for name, value in facts[:SHOWN_FACTS]]
     kept = view.manifest.get("files", {})
     size = sum(row["bytes"] for row in kept.values())
-    files = line(f"  {len(kept)} files, {size >> 10} KiB, each with its sha256 in manifest.json; `phase checkpoint verify` proves them")
-    return [*_title("Provenance"), line(f"  playbook: {view.manifest.get('playbook')}"), *shown, *_more(len(facts) - len(shown), "facts in manifest.json"), files]
+    files = line(
+        f"  {len(kept)} files, {size >> 10} KiB, each with its sha256 in manifest.json; `phase checkpoint verify` proves them"
+    )
+    return [
+        *_title("Provenance"),
+        line(f"  playbook: {view.manifest.get('playbook')}"),
+        *shown,
+        *_more(len(facts) - len(shown), "facts in manifest.json"),
+        files,
+    ]
 
 
 def _more(count: int, what: str) -> list[Block]:

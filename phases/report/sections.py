@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from phases.base.results import BenchmarkRecord, Measurement, Results
 from phases.gate.intervals import ratio_interval
 from phases.report import charts, diff
 from phases.report import timeline as brief
@@ -14,7 +15,6 @@ from phases.report.charts import Point
 from phases.report.markup import folded, interval, number, pre, section, table, text
 from phases.report.tables import seconds
 from phases.report.view import Change, ReportView
-from phases.base.results import BenchmarkRecord, Measurement, Results
 
 _LONG = 3.0  # an interval that reaches further than this many estimates is drawn so far only
 
@@ -27,10 +27,29 @@ def benchmark(view: ReportView) -> str:
     parts = [part for role in ("baseline", "incumbent") if (part := _speedup_chart(view, timed, role))]
     parts.append(_roofline(view, timed))
     floors = {r.case.key: r.roofline_seconds for r in timed if r.roofline_seconds}
-    rows = [(r.case.key, r.variant, r.role, seconds(r.median), len(r.samples), _share(r.roofline_seconds, r.median)) for r in timed]
-    rows += [(a.case, a.name, "recorded" if a.recorded else "same run", seconds(a.seconds), "", _share(floors.get(a.case), a.seconds)) for a in _anchors(view, timed)]
+    rows = [
+        (r.case.key, r.variant, r.role, seconds(r.median), len(r.samples), _share(r.roofline_seconds, r.median))
+        for r in timed
+    ]
+    rows += [
+        (
+            a.case,
+            a.name,
+            "recorded" if a.recorded else "same run",
+            seconds(a.seconds),
+            "",
+            _share(floors.get(a.case), a.seconds),
+        )
+        for a in _anchors(view, timed)
+    ]
     rows.sort(key=lambda row: row[0])
-    parts.append(folded("All medians", table(("case", "variant", "role", "median", "samples", "of floor"), rows, "medians by case", (3, 4, 5)), shown=len(rows) <= 30))
+    parts.append(
+        folded(
+            "All medians",
+            table(("case", "variant", "role", "median", "samples", "of floor"), rows, "medians by case", (3, 4, 5)),
+            shown=len(rows) <= 30,
+        )
+    )
     if view.anchors_about:
         parts.append(f'<p class="muted">Recorded: {text(view.anchors_about)}</p>')
     return section("benchmark", "Benchmark", "".join(parts))
@@ -45,7 +64,11 @@ def bake(view: ReportView) -> str:
 def load(view: ReportView) -> str:
     """What requests met while production was changed: results.facts["load"]."""
     columns, rows = view.load_table
-    return section("load", "Own load through the router", table(columns, rows, "own load by step", (1, 2, 3, 4))) if rows else ""
+    return (
+        section("load", "Own load through the router", table(columns, rows, "own load by step", (1, 2, 3, 4)))
+        if rows
+        else ""
+    )
 
 
 def timeline(view: ReportView) -> str:
@@ -55,12 +78,19 @@ def timeline(view: ReportView) -> str:
         return ""
     every = table(brief.COLUMNS, brief.rows(events), "rollback timeline")
     if len(events) <= brief.MOST:
-        spans = [(" ".join(filter(None, (event["event"], event.get("host", "")))), at, event["at"])
-                 for at, event in zip([0.0, *(event["at"] for event in events)], events)]  # fmt: skip
+        spans = [
+            (" ".join(filter(None, (event["event"], event.get("host", "")))), at, event["at"])
+            for at, event in zip([0.0, *(event["at"] for event in events)], events)
+        ]
         return section("rollback", view.going_back, _event_chart(spans, [at for _, _, at in spans]) + every)
     kinds = brief.kinds(events)
-    chart = _event_chart([(kind.label, kind.first, kind.last) for kind in kinds], [at for kind in kinds for at in (kind.first, kind.last)])
-    overview = table(brief.KIND_COLUMNS, [kind.row() for kind in kinds], "rollback timeline by kind of event", (1, 2, 3))
+    chart = _event_chart(
+        [(kind.label, kind.first, kind.last) for kind in kinds],
+        [at for kind in kinds for at in (kind.first, kind.last)],
+    )
+    overview = table(
+        brief.KIND_COLUMNS, [kind.row() for kind in kinds], "rollback timeline by kind of event", (1, 2, 3)
+    )
     return section("rollback", view.going_back, chart + overview + folded(f"All {len(events)} events", every))
 
 
@@ -72,11 +102,21 @@ def _event_chart(spans: list[tuple[str, float, float]], times: list[float]) -> s
 
 def change(view: ReportView) -> str:
     if view.change is None:
-        return section("change", "Since the last approved checkpoint", '<p class="muted">No earlier checkpoint of this phase is approved.</p>')
+        return section(
+            "change",
+            "Since the last approved checkpoint",
+            '<p class="muted">No earlier checkpoint of this phase is approved.</p>',
+        )
     made = view.change
-    environment = table(("fact", "then", "now"), made.environment, "environment changes") if made.environment else "<p>The environment is the same.</p>"
+    environment = (
+        table(("fact", "then", "now"), made.environment, "environment changes")
+        if made.environment
+        else "<p>The environment is the same.</p>"
+    )
     content = f"<h3>Source</h3>{pre(made.source, 'source changes')}<h3>Environment</h3>{environment}"
-    return section("change", f"Since {made.against}", content + _benchmark_change(view, made) + _measurement_change(view, made))
+    return section(
+        "change", f"Since {made.against}", content + _benchmark_change(view, made) + _measurement_change(view, made)
+    )
 
 
 # -- benchmark -----------------------------------------------------------------------------------------------------------
@@ -95,9 +135,17 @@ def _speedup_chart(view: ReportView, timed: list[BenchmarkRecord], role: str) ->
     """How many times faster than the baseline, or the incumbent, each case is; recorded kernels among the candidates."""
     rows, numbers = [], []
     for base in [r for r in timed if r.role == role]:
-        points = [(other.variant, _speedup(base, other)) for other in timed if other.case.key == base.case.key and other.variant != base.variant]
-        points = [(name, point) for name, point in points if role == "baseline" or name not in _of_role(timed, "baseline")]
-        points += [(a.name, Point((base.median or 0.0) / a.seconds)) for a in _anchors(view, timed) if a.case == base.case.key]
+        points = [
+            (other.variant, _speedup(base, other))
+            for other in timed
+            if other.case.key == base.case.key and other.variant != base.variant
+        ]
+        points = [
+            (name, point) for name, point in points if role == "baseline" or name not in _of_role(timed, "baseline")
+        ]
+        points += [
+            (a.name, Point((base.median or 0.0) / a.seconds)) for a in _anchors(view, timed) if a.case == base.case.key
+        ]
         if points:
             rows.append((base.case.key, points))
             numbers += [(base.case.key, name, f"{number(p.estimate)} x", interval(p.low, p.high)) for name, p in points]
@@ -105,8 +153,12 @@ def _speedup_chart(view: ReportView, timed: list[BenchmarkRecord], role: str) ->
         return ""
     name = _of_role(timed, role)[0]
     title = f"Times faster than the {role}, {name}"
-    chart = charts.dot_rows(rows, xlabel=f"times faster than {name} (99 % interval)", title=_words(title, rows), reference=1.0)
-    return f"<h3>{text(title)}</h3>{chart}" + folded("Numbers", table(("case", "variant", "speedup", "99 % interval"), numbers, title, (2, 3)))
+    chart = charts.dot_rows(
+        rows, xlabel=f"times faster than {name} (99 % interval)", title=_words(title, rows), reference=1.0
+    )
+    return f"<h3>{text(title)}</h3>{chart}" + folded(
+        "Numbers", table(("case", "variant", "speedup", "99 % interval"), numbers, title, (2, 3))
+    )
 
 
 def _speedup(base: BenchmarkRecord, other: BenchmarkRecord) -> Point:
@@ -120,7 +172,10 @@ def _words(title: str, rows: list[tuple[str, list[tuple[str, Point]]]]) -> str:
     for _, points in rows:
         for name, point in points:
             spans.setdefault(name, []).append(point.estimate)
-    return f"{title}: " + "; ".join(f"{name} {number(min(values))} to {number(max(values))} over {len(values)} cases" for name, values in spans.items())
+    return f"{title}: " + "; ".join(
+        f"{name} {number(min(values))} to {number(max(values))} over {len(values)} cases"
+        for name, values in spans.items()
+    )
 
 
 def _of_role(timed: list[BenchmarkRecord], role: str) -> list[str]:
@@ -136,9 +191,13 @@ def _roofline(view: ReportView, timed: list[BenchmarkRecord]) -> str:
     spans: dict[str, list[float]] = {}
     for name, floor, median in points:
         spans.setdefault(name, []).append(median / floor)
-    said = "; ".join(f"{name} takes {number(min(values))} to {number(max(values))} times the floor" for name, values in spans.items())
+    said = "; ".join(
+        f"{name} takes {number(min(values))} to {number(max(values))} times the floor" for name, values in spans.items()
+    )
     about = "Floor: the larger of needed bytes over measured bandwidth and operations over measured arithmetic, on the same device in the same run."
-    return f'<h3>Measured against the floor</h3><p class="muted">{about}</p>' + charts.roofline(points, title=f"measured time against the floor by case: {said}")
+    return f'<h3>Measured against the floor</h3><p class="muted">{about}</p>' + charts.roofline(
+        points, title=f"measured time against the floor by case: {said}"
+    )
 
 
 def _share(floor: float | None, median: float | None) -> str:
@@ -150,14 +209,27 @@ def _share(floor: float | None, median: float | None) -> str:
 
 def _bake_chart(test: dict[str, Any]) -> str:
     ratio = test.get("unit", "ratio") == "ratio"
-    decided = f"decided {test['verdict']} at {test['decided_at']:.0f} s" if test.get("decided_at") is not None else "never decided"
+    decided = (
+        f"decided {test['verdict']} at {test['decided_at']:.0f} s"
+        if test.get("decided_at") is not None
+        else "never decided"
+    )
     margin, last = test["margin"] + (1.0 if ratio else 0.0), test["looks"][-1]
     said = f"{test['name']}, canary against control: {decided}; at the end {number(last[1])}, band {interval(last[2], last[3])}, limit {number(margin)}"
-    chart = charts.over_time([look[0] for look in test["looks"]], [Point(*look[1:4]) for look in test["looks"]], margin=margin,
-                             decided_at=test.get("decided_at"), equal=1.0 if ratio else 0.0, title=said, ylabel="canary / control" if ratio else "excess")  # fmt: skip
+    chart = charts.over_time(
+        [look[0] for look in test["looks"]],
+        [Point(*look[1:4]) for look in test["looks"]],
+        margin=margin,
+        decided_at=test.get("decided_at"),
+        equal=1.0 if ratio else 0.0,
+        title=said,
+        ylabel="canary / control" if ratio else "excess",
+    )
     rows = [(f"{at:.0f} s", number(estimate), interval(low, high)) for at, estimate, low, high in test["looks"]]
     reason = f"<p>{text(test['reason'])}</p>" if test.get("reason") else ""
-    return f"<h3>{text(test['name'])}: {text(decided)}</h3>{reason}{chart}" + folded("Every look", table(("after", "estimate", "band"), rows, f"looks of {test['name']}", (1, 2)))
+    return f"<h3>{text(test['name'])}: {text(decided)}</h3>{reason}{chart}" + folded(
+        "Every look", table(("after", "estimate", "band"), rows, f"looks of {test['name']}", (1, 2))
+    )
 
 
 # -- change --------------------------------------------------------------------------------------------------------------
@@ -166,7 +238,10 @@ def _bake_chart(test: dict[str, Any]) -> str:
 def _benchmark_change(view: ReportView, made: Change) -> str:
     compared = diff.compare(made.benchmark, view.results)
     changes = [c for c in compared.changes if c.ratio is not None]
-    rows = [(c.case, c.variant, seconds(c.before), seconds(c.after), f"{c.ratio:.3f}", interval(c.low, c.high), c.what) for c in changes]
+    rows = [
+        (c.case, c.variant, seconds(c.before), seconds(c.after), f"{c.ratio:.3f}", interval(c.low, c.high), c.what)
+        for c in changes
+    ]
     if not rows and not compared.parity:
         return ""
     said = "".join(f"<li>{text(line)}</li>" for line in compared.parity)
@@ -178,7 +253,12 @@ def _benchmark_change(view: ReportView, made: Change) -> str:
 def _measurement_change(view: ReportView, made: Change) -> str:
     before = {m.metric: m for m in made.benchmark.measurements}
     rows = [(m.metric, *_cells(before.get(m.metric)), *_cells(m)) for m in view.results.measurements]
-    return "<h3>Measurements</h3>" + table(("metric", "then", "interval", "now", "interval"), rows, "measurement changes", (1, 2, 3, 4)) if rows else ""
+    return (
+        "<h3>Measurements</h3>"
+        + table(("metric", "then", "interval", "now", "interval"), rows, "measurement changes", (1, 2, 3, 4))
+        if rows
+        else ""
+    )
 
 
 def _cells(measured: Measurement | None) -> tuple[str, str]:

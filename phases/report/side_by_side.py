@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from phases.base.results import RATIO, Measurement
 from phases.report import charts
 from phases.report.charts import Point, RatioRow
 from phases.report.markup import interval, number, section, table, text
 from phases.report.tables import seconds
 from phases.report.view import ReportView
-from phases.base.results import RATIO, Measurement
 
 PHASE = "sglang-integration"
 TITLE = "Candidate against incumbent"
 COLUMNS = ("measured", "incumbent", "candidate", "ratio", "interval", "limit", "n")
 # metric: what a person calls it, and its field in the timings of each pair
-_KNOWN = {"accept_length_ratio": ("accept length", ""), "e2e_latency_ratio": ("end-to-end time", "total"), "verify_step_ratio": ("verify step", "verify_step"),
-          "verify_attention_ratio": ("verify attention", "verify_attention")}  # fmt: skip
+_KNOWN = {
+    "accept_length_ratio": ("accept length", ""),
+    "e2e_latency_ratio": ("end-to-end time", "total"),
+    "verify_step_ratio": ("verify step", "verify_step"),
+    "verify_attention_ratio": ("verify attention", "verify_attention"),
+}
 _ABOUT = "Each ratio is candidate / incumbent: of a time, less than 1 is faster; of the accept length, more than 1 is better."
 _PAIRS = " Small dots: the single pairs of requests."
 
@@ -35,14 +39,24 @@ class Ratio:
 
     def row(self) -> tuple[str, ...]:
         m = self.measured
-        return (self.name, self.incumbent, self.candidate, number(m.estimate), interval(m.low, m.high), number(self.limit), str(m.n))
+        return (
+            self.name,
+            self.incumbent,
+            self.candidate,
+            number(m.estimate),
+            interval(m.low, m.high),
+            number(self.limit),
+            str(m.n),
+        )
 
 
 def ratios(view: ReportView) -> list[Ratio]:
     """Every ratio of a Phase 2 checkpoint that has a value; none for other phases."""
     if view.results.phase != PHASE:
         return []
-    found = [m for m in view.results.measurements if m.unit == RATIO and m.estimate is not None and math.isfinite(m.estimate)]
+    found = [
+        m for m in view.results.measurements if m.unit == RATIO and m.estimate is not None and math.isfinite(m.estimate)
+    ]
     limits = {rule.detail["metric"]: rule.threshold for rule in view.gate.rules if "metric" in rule.detail}
     return [_ratio(view, m, limits.get(m.metric)) for m in found]
 
@@ -52,8 +66,13 @@ def side_by_side(view: ReportView) -> str:
     found = ratios(view)
     if not found:
         return ""
-    rows = [RatioRow(r.name, Point(r.measured.estimate or 0.0, r.measured.low, r.measured.high), r.limit, r.pairs) for r in found]
-    said = "; ".join(f"{r.name} {number(r.measured.estimate)}, interval {interval(r.measured.low, r.measured.high)}" for r in found)
+    rows = [
+        RatioRow(r.name, Point(r.measured.estimate or 0.0, r.measured.low, r.measured.high), r.limit, r.pairs)
+        for r in found
+    ]
+    said = "; ".join(
+        f"{r.name} {number(r.measured.estimate)}, interval {interval(r.measured.low, r.measured.high)}" for r in found
+    )
     chart = charts.ratios(rows, xlabel=RATIO, title=f"{TITLE}: {said}")
     about = _ABOUT + (_PAIRS if any(row.single for row in rows) else "")
     numbers = table(COLUMNS, [r.row() for r in found], TITLE, range(1, len(COLUMNS)))

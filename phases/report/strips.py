@@ -7,7 +7,9 @@ import math
 WIDTH = 31
 
 
-def strip(estimate: float | None, low: float | None, high: float | None, limit: float, equal: float, width: int = WIDTH) -> str:
+def strip(
+    estimate: float | None, low: float | None, high: float | None, limit: float, equal: float, width: int = WIDTH
+) -> str:
     """A line such as `·······┼──●──┼────│··`: the interval, its estimate (●), no difference (┼) and the limit (│).
 
     The scale hangs on limit and `equal` only, so that looks one after the other can be compared: it reaches from four times
@@ -21,7 +23,10 @@ def strip(estimate: float | None, low: float | None, high: float | None, limit: 
 
     cells = ["·"] * width
     if estimate is not None and math.isfinite(estimate):
-        left, right = first if low is None or not math.isfinite(low) else low, last if high is None or not math.isfinite(high) else high
+        left, right = (
+            first if low is None or not math.isfinite(low) else low,
+            last if high is None or not math.isfinite(high) else high,
+        )
         for cell in range(place(left), place(right) + 1):
             cells[cell] = "─"
         cells[0] = "◂" if left < first or low is None else cells[0]

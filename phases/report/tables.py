@@ -72,12 +72,25 @@ def _three(value: float) -> str:
 def report(results: Results, anchors: Anchors | None = None) -> str:
     """Everything Phase 1 measured, section by section."""
     parts = [f"{results.kernel}: {results.phase}", _facts(results)]
-    parts += [section for section in (build(results.build), parity(results.parity), ceilings(results.ceilings), benchmark(results.benchmark, anchors)) if section]
+    parts += [
+        section
+        for section in (
+            build(results.build),
+            parity(results.parity),
+            ceilings(results.ceilings),
+            benchmark(results.benchmark, anchors),
+        )
+        if section
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _facts(results: Results) -> str:
-    lines = [wrap(f"{key}: {value}") for key, value in results.facts.items() if isinstance(value, (str, int, float)) and value != ""]
+    lines = [
+        wrap(f"{key}: {value}")
+        for key, value in results.facts.items()
+        if isinstance(value, (str, int, float)) and value != ""
+    ]
     return "\n".join(lines)
 
 
@@ -88,10 +101,14 @@ def build(records: Sequence[BuildRecord]) -> str:
     if not records:
         return ""
     state = tuple(("from cache" if r.cached else f"built in {r.seconds:.1f} s") if r.ok else "FAILED" for r in records)
-    shown = table([
-        Column("variant", tuple(_cut(r.variant, 40) for r in records), left=True), Column("architecture", tuple(r.arch for r in records), left=True),
-        Column("object", state, left=True), Column("sha256", tuple(r.sha256[:16] for r in records), left=True),
-    ])  # fmt: skip
+    shown = table(
+        [
+            Column("variant", tuple(_cut(r.variant, 40) for r in records), left=True),
+            Column("architecture", tuple(r.arch for r in records), left=True),
+            Column("object", state, left=True),
+            Column("sha256", tuple(r.sha256[:16] for r in records), left=True),
+        ]
+    )
     failures = [wrap(f"  {r.variant} {r.arch}: {' '.join(r.reason.split())[:600]}") for r in records if not r.ok]
     return "\n".join(["Build", shown, *failures])
 
@@ -104,7 +121,18 @@ def parity(records: Sequence[ParityRecord]) -> str:
     for record in records:
         groups.setdefault((record.variant, record.device, record.case.dtype), []).append(record)
     rows = [_parity_row(key, group) for key, group in groups.items()]
-    heads = ("variant", "device", "dtype", "right", "wrong", "refused", "worst error", "tolerance", "reruns", "batch-invariant")
+    heads = (
+        "variant",
+        "device",
+        "dtype",
+        "right",
+        "wrong",
+        "refused",
+        "worst error",
+        "tolerance",
+        "reruns",
+        "batch-invariant",
+    )
     columns = [Column(head, tuple(row[i] for row in rows), left=i < 3) for i, head in enumerate(heads)]
     wrong = [wrap(f"  WRONG {r.variant} {r.case.key}: {r.reason}") for r in records if not r.ok and not r.refused]
     return "\n".join(["Parity against the float64 reference", table(columns), *wrong, *_refusals(records)])
@@ -116,7 +144,10 @@ def _refusals(records: Sequence[ParityRecord] | Sequence[BenchmarkRecord]) -> li
     for record in records:
         if record.refused:
             reasons.setdefault((record.variant, record.refused), []).append(record.case.key)
-    return [wrap(f"  {variant} refuses {len(keys)} ({keys[0]}{', ...' if len(keys) > 1 else ''}): {why}") for (variant, why), keys in reasons.items()]
+    return [
+        wrap(f"  {variant} refuses {len(keys)} ({keys[0]}{', ...' if len(keys) > 1 else ''}): {why}")
+        for (variant, why), keys in reasons.items()
+    ]
 
 
 def _parity_row(key: tuple[str, str, str], group: list[ParityRecord]) -> tuple[str, ...]:
@@ -125,9 +156,18 @@ def _parity_row(key: tuple[str, str, str], group: list[ParityRecord]) -> tuple[s
     invariant = [r.batch_invariant for r in group if r.batch_invariant is not None]
     refused = sum(bool(r.refused) for r in group)
     right = sum(r.ok for r in group)
-    return (_cut(key[0], 24), key[1], key[2], str(right), str(len(group) - right - refused), str(refused),
-            f"{max(errors):.1e}" if errors else "-", f"{group[0].tolerance:.0e}" if group[0].tolerance else "-",
-            _all(reruns, "identical", "DIFFER"), _all(invariant, "yes", "NO"))  # fmt: skip
+    return (
+        _cut(key[0], 24),
+        key[1],
+        key[2],
+        str(right),
+        str(len(group) - right - refused),
+        str(refused),
+        f"{max(errors):.1e}" if errors else "-",
+        f"{group[0].tolerance:.0e}" if group[0].tolerance else "-",
+        _all(reruns, "identical", "DIFFER"),
+        _all(invariant, "yes", "NO"),
+    )
 
 
 def _all(flags: list[bool], yes: str, no: str) -> str:
@@ -141,9 +181,19 @@ def ceilings(measured: Sequence[Ceiling]) -> str:
     if not measured:
         return ""
     names = {"read": "read", "copy": "copy (read + write)", "gather": "gather of random rows"}
-    texts = [(c.device, names.get(c.kind, c.kind.replace("flops_", "arithmetic ")),
-              f"{_three(c.value / 1e9)} GB/s" if not c.kind.startswith("flops") else f"{_three(c.value / 1e12)} TFLOP/s", str(len(c.samples))) for c in measured]
-    columns = [Column(head, tuple(t[i] for t in texts), left=i < 2) for i, head in enumerate(("device", "ceiling", "measured", "samples"))]
+    texts = [
+        (
+            c.device,
+            names.get(c.kind, c.kind.replace("flops_", "arithmetic ")),
+            f"{_three(c.value / 1e9)} GB/s" if not c.kind.startswith("flops") else f"{_three(c.value / 1e12)} TFLOP/s",
+            str(len(c.samples)),
+        )
+        for c in measured
+    ]
+    columns = [
+        Column(head, tuple(t[i] for t in texts), left=i < 2)
+        for i, head in enumerate(("device", "ceiling", "measured", "samples"))
+    ]
     return "\n".join(["Ceilings of this very device, measured in the same run", table(columns)])
 
 
@@ -155,27 +205,50 @@ def benchmark(records: Sequence[BenchmarkRecord], anchors: Anchors | None = None
     variants = list(dict.fromkeys(r.variant for r in records if not r.refused))
     by = {(r.case.key, r.variant): r for r in records}
     baseline = next((r.variant for r in records if r.role == "baseline"), None)
-    front = [Column("case", tuple(keys), left=True), Column("floor", tuple(seconds(_floor(records, key)) for key in keys))]
+    front = [
+        Column("case", tuple(keys), left=True),
+        Column("floor", tuple(seconds(_floor(records, key)) for key in keys)),
+    ]
     groups = [(variant, _variant_columns(variant, keys, by, baseline)) for variant in variants]
-    groups += [(label, [Column("time", tuple(seconds(anchors.get(key, {}).get(label)) for key in keys))]) for label in _labels(anchors, keys)]
+    groups += [
+        (label, [Column("time", tuple(seconds(anchors.get(key, {}).get(label)) for key in keys))])
+        for label in _labels(anchors, keys)
+    ]
     head = "Benchmark: medians; speedup over the baseline's median; needed bytes once; share of the roofline floor"
     parts = [head + "\n" + "\n\n".join(_block(front, block) for block in _blocks(front, groups))]
     notes = _refusals(records)
     notes += [wrap(f"  {r.variant} {r.case.key}: NO NUMBER: {r.reason}") for r in records if r.reason and not r.refused]
     unsettled = [r.variant + " " + r.case.key for r in records if r.samples and r.detail.get("settled") is False]
     if unsettled:
-        notes.append(wrap(f"  * warm-up sweeps did not agree, expect noise: {', '.join(unsettled[:8])}{' ...' if len(unsettled) > 8 else ''}"))
+        notes.append(
+            wrap(
+                f"  * warm-up sweeps did not agree, expect noise: {', '.join(unsettled[:8])}{' ...' if len(unsettled) > 8 else ''}"
+            )
+        )
     return "\n".join(parts + notes)
 
 
-def _variant_columns(variant: str, keys: list[str], by: Mapping[tuple[str, str], BenchmarkRecord], baseline: str | None) -> list[Column]:
+def _variant_columns(
+    variant: str, keys: list[str], by: Mapping[tuple[str, str], BenchmarkRecord], baseline: str | None
+) -> list[Column]:
     found = [by.get((key, variant)) for key in keys]
     columns = [Column("time", tuple(_time(r) for r in found))]
     if variant != baseline and baseline is not None:
-        columns.append(Column("speedup", tuple(_speedup(r, by.get((key, baseline))) for key, r in zip(keys, found, strict=True))))
-    columns.append(Column("GB/s", tuple(rate(r.bytes_needed / r.median, 1e9) if r and r.median else "-" for r in found)))
+        columns.append(
+            Column("speedup", tuple(_speedup(r, by.get((key, baseline))) for key, r in zip(keys, found, strict=True)))
+        )
+    columns.append(
+        Column("GB/s", tuple(rate(r.bytes_needed / r.median, 1e9) if r and r.median else "-" for r in found))
+    )
     columns.append(Column("TFLOP/s", tuple(rate(r.flops / r.median, 1e12) if r and r.median else "-" for r in found)))
-    columns.append(Column("roof", tuple(f"{r.roofline_seconds / r.median:.0%}" if r and r.median and r.roofline_seconds else "-" for r in found)))
+    columns.append(
+        Column(
+            "roof",
+            tuple(
+                f"{r.roofline_seconds / r.median:.0%}" if r and r.median and r.roofline_seconds else "-" for r in found
+            ),
+        )
+    )
     return columns
 
 
@@ -189,7 +262,11 @@ def _time(record: BenchmarkRecord | None) -> str:
 
 
 def _speedup(record: BenchmarkRecord | None, baseline: BenchmarkRecord | None) -> str:
-    return f"{_three(baseline.median / record.median)}x" if record and record.median and baseline and baseline.median else "-"
+    return (
+        f"{_three(baseline.median / record.median)}x"
+        if record and record.median and baseline and baseline.median
+        else "-"
+    )
 
 
 def _floor(records: Sequence[BenchmarkRecord], key: str) -> float | None:
@@ -246,16 +323,31 @@ def survey(found: Any) -> str:
     where = f"sm_{found.sm}" if found.sm else "no GPU"
     head = f"Python {found.python}, torch {found.torch or 'absent'}, GPUs: {', '.join(found.gpus) or 'none'}; asked: page size {found.page_size}, {where}"
     rows = found.kernels
-    shown = table([
-        Column("kernel", tuple(k.name for k in rows), left=True), Column("version", tuple(_cut(k.version or "-", 16) for k in rows), left=True),
-        Column("built for", tuple(_cut(", ".join(k.built_for) or ("on first use" if k.installed else "-"), 34) for k in rows), left=True),
-        Column("tree", tuple(_answer(k.tree.ok) for k in rows)), Column(f"page {found.page_size}", tuple(_answer(k.page.ok) for k in rows)),
-        Column(where, tuple(_answer(k.gpu.ok) for k in rows)), Column("usable", tuple(_answer(k.usable) for k in rows)),
-    ])  # fmt: skip
+    shown = table(
+        [
+            Column("kernel", tuple(k.name for k in rows), left=True),
+            Column("version", tuple(_cut(k.version or "-", 16) for k in rows), left=True),
+            Column(
+                "built for",
+                tuple(_cut(", ".join(k.built_for) or ("on first use" if k.installed else "-"), 34) for k in rows),
+                left=True,
+            ),
+            Column("tree", tuple(_answer(k.tree.ok) for k in rows)),
+            Column(f"page {found.page_size}", tuple(_answer(k.page.ok) for k in rows)),
+            Column(where, tuple(_answer(k.gpu.ok) for k in rows)),
+            Column("usable", tuple(_answer(k.usable) for k in rows)),
+        ]
+    )
     notes = []
     for kernel in rows:
         broken = [f"import: {kernel.imports}"] if kernel.imports not in ("", "ok") else []
-        reasons = [*broken, *(f"{what}: {answer.why}" for what, answer in (("tree", kernel.tree), ("page", kernel.page), ("gpu", kernel.gpu)))]
+        reasons = [
+            *broken,
+            *(
+                f"{what}: {answer.why}"
+                for what, answer in (("tree", kernel.tree), ("page", kernel.page), ("gpu", kernel.gpu))
+            ),
+        ]
         notes.append(wrap(f"  {kernel.name}: {'; '.join(reasons)} [{kernel.source}]"))
     return "\n".join([wrap(head), shown, "", *notes]) + "\n"
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phases.base.results import Results
 from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
 from phases.report import anchors
 from phases.report.anchors import Anchor
-from phases.base.results import Results
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Approval, Checkpoint, Draft
@@ -64,7 +64,13 @@ class ReportView:
         """Columns and rows on the own load of a production phase, by the step in which a request ended; no rows without one."""
         shares = self.results.facts.get("load", [])
         rows = [
-            (row["during"], str(row["sent"]), str(row["failed"]), "unknown" if row["retried"] is None else str(row["retried"]), str(row["late"]))
+            (
+                row["during"],
+                str(row["sent"]),
+                str(row["failed"]),
+                "unknown" if row["retried"] is None else str(row["retried"]),
+                str(row["late"]),
+            )
             for row in shares
         ]
         return ("during", "sent", "failed", "repeated by the router", "sent late"), rows
@@ -89,7 +95,9 @@ def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_require
     return dataclasses.replace(
         _view(checkpoint.name, files, checkpoint.manifest),
         digest=checkpoint.digest,
-        review="" if state is Review.NOT_NEEDED or (state is Review.WAITING and not checkpoint.verdict.advances) else state.value,
+        review=""
+        if state is Review.NOT_NEEDED or (state is Review.WAITING and not checkpoint.verdict.advances)
+        else state.value,
         approvals=tuple(approvals),
         change=_change(ledger, checkpoint.phase, checkpoint.manifest, before=checkpoint.number),
     )
@@ -115,7 +123,9 @@ def with_anchors(view: ReportView, path: Path) -> ReportView:
 
 
 def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:
-    tables = {name: data.decode(errors="replace") for name, data in sorted(files.items()) if name.endswith(TABLE_SUFFIX)}
+    tables = {
+        name: data.decode(errors="replace") for name, data in sorted(files.items()) if name.endswith(TABLE_SUFFIX)
+    }
     results = Results.from_json(json.loads(files[cp.RESULTS]))
     beside = results.facts.get(anchors.FACT, {})
     return ReportView(
@@ -133,14 +143,23 @@ def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> Repo
 
 
 def _change(ledger: Ledger, phase: str, manifest: dict[str, Any], before: int | None) -> Change | None:
-    earlier = [c for c in ledger.checkpoints() if c.phase == phase and c.verdict.advances and (before is None or c.number < before)]
+    earlier = [
+        c
+        for c in ledger.checkpoints()
+        if c.phase == phase and c.verdict.advances and (before is None or c.number < before)
+    ]
     for candidate in reversed(earlier):
         if review_state(candidate, ledger.approvals(candidate), required=True) is Review.APPROVED:
             break
     else:
         return None
     old = Results.from_json(json.loads(ledger.files(candidate)[cp.RESULTS]))
-    return Change(candidate.name, _source_change(ledger, candidate.manifest, manifest), _environment_change(candidate.manifest, manifest), old)
+    return Change(
+        candidate.name,
+        _source_change(ledger, candidate.manifest, manifest),
+        _environment_change(candidate.manifest, manifest),
+        old,
+    )
 
 
 def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -160,7 +179,11 @@ def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> 
 
 def _environment_change(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
     a, b = _flat(old.get("facts", {})), _flat(new.get("facts", {}))
-    return tuple((_FACTS.get(key, key), _short(a.get(key, "-")), _short(b.get(key, "-"))) for key in sorted({*a, *b}) if a.get(key) != b.get(key))
+    return tuple(
+        (_FACTS.get(key, key), _short(a.get(key, "-")), _short(b.get(key, "-")))
+        for key in sorted({*a, *b})
+        if a.get(key) != b.get(key)
+    )
 
 
 _FACTS = {"kernel_digest": "files of the kernel", "section_digest": "this phase's section of the playbook"}
@@ -173,7 +196,9 @@ def _short(fact: str) -> str:
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
     if isinstance(value, dict):
-        return {k: v for key, child in value.items() for k, v in _flat(child, f"{path}.{key}" if path else str(key)).items()}
+        return {
+            k: v for key, child in value.items() for k, v in _flat(child, f"{path}.{key}" if path else str(key)).items()
+        }
     if isinstance(value, list):
         return {path: json.dumps(value, sort_keys=True)[:200]}
     return {path: str(value)}

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from phases.base.clock import Clock
-from phases.engines.embedded.taken_down import require_up
 from phases.base.errors import Exit, PhaseError, UsageError
+from phases.engines.embedded.taken_down import require_up
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
 from phases.production import hot
@@ -34,7 +34,9 @@ class RollbackInterrupted(PhaseError):
     exit_code = Exit.ROLLBACK_INCOMPLETE
 
 
-def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None], restore: bool = True) -> Ended:
+def roll_back_now(
+    playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None], restore: bool = True
+) -> Ended:
     """Roll production back and record it: traffic safe by the hot fallback where that works, then restored by restarts.
 
     Args:
@@ -53,7 +55,10 @@ def roll_back_now(playbook: Playbook, *, to: str, reason: str, clock: Clock, pro
             first = _make_safe(hosts, target, restore, progress)
             return _finish(playbook, hosts, first, target, reason, detected, progress, restore=restore)
     except KeyboardInterrupt:
-        raise RollbackInterrupted("it was stopped before its end: workers may run either release.", hint="Give it again; it does what is left.") from None
+        raise RollbackInterrupted(
+            "it was stopped before its end: workers may run either release.",
+            hint="Give it again; it does what is left.",
+        ) from None
 
 
 def _release_of(playbook: Playbook, to: str) -> str:
@@ -72,42 +77,57 @@ def _make_safe(hosts: Hosts, target: str, restore: bool, progress: Callable[[str
     return done
 
 
-def _finish(playbook: Playbook, hosts: Hosts, first: HotSwitch | None, target: str, reason: str, detected: float, progress: Callable[[str], None],
-            *, restore: bool) -> Ended:  # fmt: skip
+def _finish(
+    playbook: Playbook,
+    hosts: Hosts,
+    first: HotSwitch | None,
+    target: str,
+    reason: str,
+    detected: float,
+    progress: Callable[[str], None],
+    *,
+    restore: bool,
+) -> Ended:
     """All that users do not wait for: restarts if wanted, the record, who is told."""
-    from phases.run.session import adhoc_run
-    from phases.rollback import by_hand
     from phases.fleet.live import open_production
     from phases.production.production import ROLLBACK
+    from phases.rollback import by_hand
     from phases.rollback.steps import roll_back, safe_only
     from phases.rollback.takeover import claim
+    from phases.run.session import adhoc_run
 
     clock = hosts.clock
     run = adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"{ROLLBACK} {reason}", clock, progress, reached=hosts.fleet) as production:
         production.preempt = True
         if restore:
-            waited = claim(production)  # then another rollback has just decided where to go, and each host knows it as its last-good
+            waited = claim(
+                production
+            )  # then another rollback has just decided where to go, and each host knows it as its last-good
             target = target or ("" if waited else by_hand.before_rollout(playbook, production))
             done = first if first and first.affected else None
             ended = roll_back(production, reason, detected=detected, target=target, by_hand=True, hot_done=done)
             if not (target or ended.moved or waited):
-                progress("every worker ran its last-good release already, and no rollout is known that could be taken back: nothing was changed. "
-                         "`phase rollback --to CHECKPOINT` names a release.")  # fmt: skip
+                progress(
+                    "every worker ran its last-good release already, and no rollout is known that could be taken back: nothing was changed. "
+                    "`phase rollback --to CHECKPOINT` names a release."
+                )
         else:
             ended = safe_only(production, reason, detected=detected, target=target, hot_done=first)
     return by_hand.recorded(run, ended, detected, clock, progress, _code(ended, only_safe=not restore))
 
 
-def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]) -> tuple[HotSwitch, Checkpoint]:
+def undo_hot(
+    playbook: Playbook, *, reason: str, clock: Clock, progress: Callable[[str], None]
+) -> tuple[HotSwitch, Checkpoint]:
     """Servers that fell back hot to the candidate's kernel again: a fallback that turned out not to be needed. Recorded as a checkpoint.
 
     Raises:
         UsageError: none has fallen back. HostLockedError: a run holds a host. PhaseError: it could not be recorded; the servers have switched.
     """
-    from phases.run.session import adhoc_run
-    from phases.rollback import by_hand
     from phases.fleet.live import open_production
+    from phases.rollback import by_hand
+    from phases.run.session import adhoc_run
 
     begun, run = clock.now(), adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"undo of a hot fallback: {reason}", clock, progress) as production:
@@ -126,5 +146,3 @@ def undo_hot(playbook: Playbook, *, reason: str, clock: Clock, progress: Callabl
 def _code(ended: Rollback, *, only_safe: bool) -> Exit:
     """A rollback asked for that ends where it should has passed: 0; else a person is needed."""
     return Exit.PASSED if ended.verified or (only_safe and ended.state == "safe") else Exit.ROLLBACK_INCOMPLETE
-
-

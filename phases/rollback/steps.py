@@ -17,9 +17,9 @@ from phases.engines.ssh.host import Host
 from phases.engines.ssh.releases import NEVER
 from phases.engines.ssh.session import HostSession, op
 from phases.production import hot
-from phases.trial.arms import batches
 from phases.production.hot import HotSwitch
 from phases.production.production import Production, WorkerState
+from phases.trial.arms import batches
 
 SAFE_SECONDS = 60.0
 RECORD_SECONDS = 60.0
@@ -73,12 +73,29 @@ class Rollback:
         return Exit.ROLLED_BACK if self.verified else Exit.ROLLBACK_INCOMPLETE
 
     def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason, "verified": self.verified, "left": self.left, "moved": list(self.moved), "timeline": list(self.events),
-                "state": self.state, "restores": self.restores, "hot": self.hot.to_json() if self.hot else None, "target": self.target}  # fmt: skip
+        return {
+            "reason": self.reason,
+            "verified": self.verified,
+            "left": self.left,
+            "moved": list(self.moved),
+            "timeline": list(self.events),
+            "state": self.state,
+            "restores": self.restores,
+            "hot": self.hot.to_json() if self.hot else None,
+            "target": self.target,
+        }
 
 
-def roll_back(production: Production, reason: str, *, detected: float, target: str = "", planned: bool = False, by_hand: bool = False,
-              hot_done: HotSwitch | None = None) -> Rollback:  # fmt: skip
+def roll_back(
+    production: Production,
+    reason: str,
+    *,
+    detected: float,
+    target: str = "",
+    planned: bool = False,
+    by_hand: bool = False,
+    hot_done: HotSwitch | None = None,
+) -> Rollback:
     """Bring every worker that is not on its last-good release (or `target`) back to it.
 
     Args:
@@ -93,7 +110,9 @@ def roll_back(production: Production, reason: str, *, detected: float, target: s
     try:
         back = _roll_back(production, reason, detected, target, by_hand or planned, hot_done)
     except BaseException as fault:
-        production.teller.rollback_ended(reason, (), {"production": str(fault) or type(fault).__name__}, production.clock.now() - detected)
+        production.teller.rollback_ended(
+            reason, (), {"production": str(fault) or type(fault).__name__}, production.clock.now() - detected
+        )
         raise
     if back.left or not planned:
         _tell_end(production, back, detected)
@@ -102,17 +121,23 @@ def roll_back(production: Production, reason: str, *, detected: float, target: s
 
 def _tell_end(production: Production, back: Rollback, detected: float) -> None:
     only_safe = not back.restores and back.state == "safe"
-    production.teller.rollback_ended(back.reason, back.moved, back.left, production.clock.now() - detected, only_safe=only_safe)
+    production.teller.rollback_ended(
+        back.reason, back.moved, back.left, production.clock.now() - detected, only_safe=only_safe
+    )
 
 
-def safe_only(production: Production, reason: str, *, detected: float, target: str = "", hot_done: HotSwitch | None = None) -> Rollback:
+def safe_only(
+    production: Production, reason: str, *, detected: float, target: str = "", hot_done: HotSwitch | None = None
+) -> Rollback:
     """The hot fallback (`hot_done`, if it has been tried already) and nothing else: traffic safe at once, restoring left for later."""
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason, at=detected)
     done = hot_done or hot.fall_back_by_hand(production, target)
     _note_hot(done, timeline)
     left = {a.host: a.missing or "on the incumbent's kernel; `phase rollback` restores it" for a in done.affected}
-    back = Rollback(reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False)
+    back = Rollback(
+        reason, False, tuple(timeline.events), left, tuple(a.host for a in done.affected), done, restores=False
+    )
     production.teller.rollback_started(reason)  # after it: safe within a second comes before telling
     _tell_end(production, back, detected)
     return back
@@ -122,12 +147,20 @@ def _note_hot(done: HotSwitch, timeline: Timeline) -> None:
     """Nothing where no host was affected."""
     for answer in done.affected:
         event = "no hot fallback" if answer.missing else "hot fallback"
-        timeline.note(event, answer.host, answer.missing or f"{len(answer.ranks)} {'rank' if len(answer.ranks) == 1 else 'ranks'} after {answer.seconds:.2f} s", at=done.ended)
+        timeline.note(
+            event,
+            answer.host,
+            answer.missing
+            or f"{len(answer.ranks)} {'rank' if len(answer.ranks) == 1 else 'ranks'} after {answer.seconds:.2f} s",
+            at=done.ended,
+        )
     if done.safe:
         timeline.note("traffic safe", text=f"hot: {done.describe()}", at=done.ended)
 
 
-def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | None, timeline: Timeline) -> HotSwitch | None:
+def _fall_back_first(
+    production: Production, target: str, hot_done: HotSwitch | None, timeline: Timeline
+) -> HotSwitch | None:
     if hot_done is None and not production.settings.fallback.hot:
         return None
     done = hot_done or hot.fall_back(production, target=target)
@@ -137,16 +170,28 @@ def _fall_back_first(production: Production, target: str, hot_done: HotSwitch | 
     return done
 
 
-def _roll_back(production: Production, reason: str, detected: float, target: str, restore: bool, hot_done: HotSwitch | None) -> Rollback:
+def _roll_back(
+    production: Production, reason: str, detected: float, target: str, restore: bool, hot_done: HotSwitch | None
+) -> Rollback:
     timeline = Timeline(detected, production.clock.now)
     timeline.note("detected", text=reason, at=detected)
     done = _fall_back_first(production, target, hot_done, timeline)
     states = production.observe(router_needed=False)
-    moved = sorted((s for s in states if strayed(s, target)), key=lambda s: s.current == (target or s.last_good))  # what still serves the candidate first
-    if done and done.safe and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved)):
+    moved = sorted(
+        (s for s in states if strayed(s, target)), key=lambda s: s.current == (target or s.last_good)
+    )  # what still serves the candidate first
+    if (
+        done
+        and done.safe
+        and not (restore or production.settings.fallback.restore or any(s.lease and s.lease.active for s in moved))
+    ):
         left = {s.host.name: "on the incumbent's kernel; `phase rollback` restores it" for s in moved}
         return Rollback(reason, not left, tuple(timeline.events), left, tuple(left), done, restores=False)
-    production.progress(f"going back on {', '.join(s.host.name for s in moved)}: {reason}" if moved else "no worker has strayed: none is restarted")
+    production.progress(
+        f"going back on {', '.join(s.host.name for s in moved)}: {reason}"
+        if moved
+        else "no worker has strayed: none is restarted"
+    )
     _make_traffic_safe(production, states, moved, timeline)
     if target:  # before the first restart: a rollback cut short in the middle then goes on the same way, whoever begins it again
         _record_as_good(production, target)
@@ -158,7 +203,9 @@ def _roll_back(production: Production, reason: str, detected: float, target: str
         left = _record_as_good(production, target)
     if not left:
         timeline.note("verified")
-    return Rollback(reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved), done, target=target)
+    return Rollback(
+        reason, not left, tuple(timeline.events), left, tuple(s.host.name for s in moved), done, target=target
+    )
 
 
 def strayed(state: WorkerState, target: str = "") -> bool:
@@ -169,7 +216,9 @@ def strayed(state: WorkerState, target: str = "") -> bool:
     return bool(state.error) or state.current != goal or bool(state.lease and state.lease.active)
 
 
-def _make_traffic_safe(production: Production, states: list[WorkerState], moved: list[WorkerState], timeline: Timeline) -> None:
+def _make_traffic_safe(
+    production: Production, states: list[WorkerState], moved: list[WorkerState], timeline: Timeline
+) -> None:
     """Take strayed workers out of the router while enough others stay; with too few others they keep serving until restored."""
     floor = production.settings.min_available.of(len(states))
     in_service = [s for s in states if s.in_service]
@@ -184,7 +233,9 @@ def _make_traffic_safe(production: Production, states: list[WorkerState], moved:
         text = f"{len(out)} worker{'s' * (len(out) != 1)} out of service" if moved else "no worker has strayed"
         timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=text)
     elif moved:
-        timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available")
+        timeline.note(
+            "traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available"
+        )
 
 
 def _gone(production: Production, urls: list[str]) -> bool:
@@ -200,7 +251,9 @@ def _gone(production: Production, urls: list[str]) -> bool:
     return False
 
 
-def _restore(production: Production, states: list[WorkerState], moved: list[WorkerState], target: str, timeline: Timeline) -> dict[str, str]:
+def _restore(
+    production: Production, states: list[WorkerState], moved: list[WorkerState], target: str, timeline: Timeline
+) -> dict[str, str]:
     """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
     failed: dict[str, str] = {}
     still_in = _with_users(production, states)

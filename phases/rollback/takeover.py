@@ -66,7 +66,9 @@ def claim(production: Production) -> bool:
     waited = False
     while other := _claim_all(production):
         if not waited:
-            production.progress(f"waiting for the rollback that is at work already, by {other['owner']} ({other['purpose']})")
+            production.progress(
+                f"waiting for the rollback that is at work already, by {other['owner']} ({other['purpose']})"
+            )
         waited = True
         production.clock.sleep(TAKEN_SECONDS)
     return waited
@@ -92,5 +94,7 @@ def _claim(production: Production, hosts: Sequence[Host]) -> dict[str, Any] | No
     if not hosts:
         return None
     results = production.fleet.each(production.take_lock, hosts=hosts, deadline=CLAIM_SECONDS)
-    blocked = [getattr(result.error, "facts", {}) for result in results.bad if isinstance(result.error, HostLockedError)]
+    blocked = [
+        getattr(result.error, "facts", {}) for result in results.bad if isinstance(result.error, HostLockedError)
+    ]
     return next((who for who in blocked if str(who.get("purpose")).startswith(ROLLBACK)), None)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
-from phases.ledger import repository as source
-from phases.harness import toolchain
-from phases.run.closing import ledger_of
 from phases.base.errors import PhaseError
 from phases.base.findings import Check, Finding, Health
+from phases.harness import toolchain
+from phases.ledger import repository as source
 from phases.playbook.schema import Playbook
+from phases.run.closing import ledger_of
 
 
 def local_checks(playbook: Playbook | None, directory: Path) -> list[tuple[str, Check]]:
@@ -56,7 +56,7 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
 
 def check_python() -> Iterable[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - started from a checkout, nothing else has asked
         return [Finding("python", Health.PROBLEM, version, "Use Python 3.11 or newer.")]
     return [Finding("python", Health.OK, f"{version} at {sys.executable}")]
 
@@ -88,7 +88,9 @@ def check_disk(directory: Path) -> Iterable[Finding]:
     if free < 500:
         return [Finding("disk", Health.PROBLEM, f"{free} MiB free", "Free some space; a run needs about 500 MiB.")]
     if free < 4096:
-        return [Finding("disk", Health.WARNING, f"{free} MiB free", "The embedded serving environment needs about 4 GiB.")]
+        return [
+            Finding("disk", Health.WARNING, f"{free} MiB free", "The embedded serving environment needs about 4 GiB.")
+        ]
     return [Finding("disk", Health.OK, f"{free >> 10} GiB free")]
 
 
@@ -108,8 +110,8 @@ def check_compilers(required: Iterable[str], optional: Iterable[str]) -> Iterabl
 
 def check_state(playbook: Playbook) -> Iterable[Finding]:
     """Whether runs can be kept, and whether one is in the way."""
-    from phases.run import run_directory
     from phases.base.clock import SystemClock
+    from phases.run import run_directory
     from phases.run.lock import Lock, is_dead
 
     repo = source.repository_of(playbook.path)
@@ -118,27 +120,71 @@ def check_state(playbook: Playbook) -> Iterable[Finding]:
         return [Finding("state", Health.OK, f"{repo / '.phase'} is writable, no run is going on")]
     described = owner.describe(SystemClock().now())
     if is_dead(owner):
-        return [Finding("state", Health.WARNING, f"lock of a run that is gone: {described}", "The next run takes it over by itself.")]
-    return [Finding("state", Health.WARNING, f"locked: {described}", "Wait for it, or `phase unlock` if you know that it is gone.")]
+        return [
+            Finding(
+                "state",
+                Health.WARNING,
+                f"lock of a run that is gone: {described}",
+                "The next run takes it over by itself.",
+            )
+        ]
+    return [
+        Finding(
+            "state",
+            Health.WARNING,
+            f"locked: {described}",
+            "Wait for it, or `phase unlock` if you know that it is gone.",
+        )
+    ]
 
 
 def check_ledger(playbook: Playbook) -> Iterable[Finding]:
     ledger = ledger_of(playbook)
     ledger.preflight()
     count = len(ledger.checkpoints())
-    return [Finding("ledger", Health.OK, f"{count} {'checkpoint' if count == 1 else 'checkpoints'} on branch {ledger.branch}")]
+    return [
+        Finding(
+            "ledger", Health.OK, f"{count} {'checkpoint' if count == 1 else 'checkpoints'} on branch {ledger.branch}"
+        )
+    ]
 
 
 def check_remote(playbook: Playbook) -> Iterable[Finding]:
     remote = playbook.ledger.remote
     if not remote:
-        return [Finding("remote", Health.WARNING, "none: checkpoints stay on this machine", "Set `ledger: remote:` in the playbook to push them.")]
+        return [
+            Finding(
+                "remote",
+                Health.WARNING,
+                "none: checkpoints stay on this machine",
+                "Set `ledger: remote:` in the playbook to push them.",
+            )
+        ]
     repo = source.repository_of(playbook.path)
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=10"}
+    environment = {
+        **os.environ,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=10",
+    }
     try:
-        done = subprocess.run(["git", "ls-remote", "--heads", remote], cwd=repo, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["git", "ls-remote", "--heads", remote],
+            cwd=repo,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return [Finding("remote", Health.PROBLEM, f"{remote} does not answer within 30 s", "Check the network and `git remote -v`.")]
+        return [
+            Finding(
+                "remote",
+                Health.PROBLEM,
+                f"{remote} does not answer within 30 s",
+                "Check the network and `git remote -v`.",
+            )
+        ]
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return [Finding("remote", Health.PROBLEM, f"{remote}: {said}", "Check `git remote -v` and your access to it.")]
@@ -150,7 +196,11 @@ def _compiler(name: str, find: Callable[[], toolchain.Compiler], when_missing: H
         found = find()
     except PhaseError as fault:
         return Finding(name, when_missing, fault.message, fault.hint)
-    archs = f"; knows {' '.join(arch.removeprefix('sm_') for arch in found.archs)}" if isinstance(found, toolchain.Nvcc) else ""
+    archs = (
+        f"; knows {' '.join(arch.removeprefix('sm_') for arch in found.archs)}"
+        if isinstance(found, toolchain.Nvcc)
+        else ""
+    )
     return Finding(name, Health.OK, f"{found.version}{archs}")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from phases.base.files import is_leftover, write_json
-from phases.run.phase_run import PhaseRun, load_results
-from phases.run.steps import Facts, Step, StepContext
 from phases.base.errors import JournalError
+from phases.base.files import is_leftover, write_json
+from phases.base.verdict import Verdict, severity
 from phases.gate.gate import judge
 from phases.gate.outcome import GateOutcome
 from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft
@@ -16,7 +15,8 @@ from phases.ledger.provenance import statement
 from phases.playbook.schema import Playbook
 from phases.report import page
 from phases.report.view import view_of_draft
-from phases.base.verdict import Verdict, severity
+from phases.run.phase_run import PhaseRun, load_results
+from phases.run.steps import Facts, Step, StepContext
 
 PAGE = "report.html"
 JUDGE = "judge the gate"
@@ -25,14 +25,28 @@ RECORD = "record the checkpoint"
 
 def closing_steps(run: PhaseRun) -> list[Step]:
     """The last two steps of a phase. What the checkpoint holds lies in `run.checkpoint_files` by then, results.json included."""
-    rules = tuple(f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})" for rule in run.section.rules)
-    where = f"branch {run.playbook.ledger.branch}" + (f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else "")
+    rules = tuple(
+        f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})"
+        for rule in run.section.rules
+    )
+    where = f"branch {run.playbook.ledger.branch}" + (
+        f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else ""
+    )
     return [
-        Step(JUDGE, f"judge {len(rules)} rules; the worst verdict decides", lambda context: judge_gate(run, context),
-             holds=lambda context, facts: all((run.checkpoint_files / name).is_file() for name in (GATE, PAGE)), detail=rules),
-        Step(RECORD, f"commit results, tables and verdict to the ledger ({where})", lambda context: record_checkpoint(run, context),
-             holds=lambda context, facts: _is_recorded(run, facts)),
-    ]  # fmt: skip
+        Step(
+            JUDGE,
+            f"judge {len(rules)} rules; the worst verdict decides",
+            lambda context: judge_gate(run, context),
+            holds=lambda context, facts: all((run.checkpoint_files / name).is_file() for name in (GATE, PAGE)),
+            detail=rules,
+        ),
+        Step(
+            RECORD,
+            f"commit results, tables and verdict to the ledger ({where})",
+            lambda context: record_checkpoint(run, context),
+            holds=lambda context, facts: _is_recorded(run, facts),
+        ),
+    ]
 
 
 def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ignore[no-untyped-def]
@@ -40,7 +54,9 @@ def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ig
     from phases.ledger.repository import repository_of
 
     settings = playbook.ledger
-    return Ledger(repository_of(playbook.path), settings.branch, settings.remote, settings.sign.value, settings.tag_prefix, warn)
+    return Ledger(
+        repository_of(playbook.path), settings.branch, settings.remote, settings.sign.value, settings.tag_prefix, warn
+    )
 
 
 def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
@@ -49,7 +65,10 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     write_json(run.checkpoint_files / GATE, outcome.to_json())
     passed = [rule for rule in outcome.rules if rule.verdict.advances]
     others = [rule for rule in outcome.rules if not rule.verdict.advances]
-    for rule in [*passed, *sorted(reversed(others), key=lambda rule: severity(rule.verdict))]:  # first of the worst last: a terminal keeps that line
+    for rule in [
+        *passed,
+        *sorted(reversed(others), key=lambda rule: severity(rule.verdict)),
+    ]:  # first of the worst last: a terminal keeps that line
         context.progress(f"{rule.verdict.value:12} {rule.label}: {rule.reason}")
     now = context.clock.now()
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
@@ -65,7 +84,12 @@ def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:
     draft.files[PROVENANCE] = statement(draft, run.record.started)
     checkpoint = ledger_of(run.playbook, context.progress).record(draft)
     context.progress(f"{checkpoint.name} is {checkpoint.digest[:12]}, commit {checkpoint.commit[:10]}")
-    return {"number": checkpoint.number, "name": checkpoint.name, "digest": checkpoint.digest, "commit": checkpoint.commit}
+    return {
+        "number": checkpoint.number,
+        "name": checkpoint.name,
+        "digest": checkpoint.digest,
+        "commit": checkpoint.commit,
+    }
 
 
 def read_gate(checkpoint: Checkpoint, files: dict[str, bytes]) -> GateOutcome:
@@ -73,16 +97,29 @@ def read_gate(checkpoint: Checkpoint, files: dict[str, bytes]) -> GateOutcome:
     try:
         return GateOutcome.from_json(json.loads(files[GATE]))
     except (KeyError, ValueError, TypeError) as fault:
-        raise JournalError(f"{checkpoint.name} holds no readable {GATE}.", hint=f"Run `phase checkpoint verify {checkpoint.number}`.") from fault
+        raise JournalError(
+            f"{checkpoint.name} holds no readable {GATE}.", hint=f"Run `phase checkpoint verify {checkpoint.number}`."
+        ) from fault
 
 
 def _draft(run: PhaseRun, verdict: Verdict, at: float, facts: Facts) -> Draft:
     root = run.checkpoint_files
-    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not is_leftover(path)}
+    files = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not is_leftover(path)
+    }
     return Draft(
-        phase=run.section.name, verdict=verdict, kernel=run.kernel.name, run=identity_of(run), files=files, source=run.record.source,
-        recorded_at=at, facts=facts, playbook=f"{run.playbook.name} sha256:{run.playbook.digest}",
-    )  # fmt: skip
+        phase=run.section.name,
+        verdict=verdict,
+        kernel=run.kernel.name,
+        run=identity_of(run),
+        files=files,
+        source=run.record.source,
+        recorded_at=at,
+        facts=facts,
+        playbook=f"{run.playbook.name} sha256:{run.playbook.digest}",
+    )
 
 
 def identity_of(run: PhaseRun) -> str:
@@ -92,7 +129,12 @@ def identity_of(run: PhaseRun) -> str:
 
 def _manifest_facts(run: PhaseRun, context: StepContext) -> Facts:
     """Toolchain, torch, driver, GPU, host: what the steps reported under `manifest`, and what was run."""
-    merged: Facts = {"kernel_digest": run.record.kernel_digest, "section_digest": run.section.digest, "toolkit": run.record.toolkit, "attempt": run.record.attempt}
+    merged: Facts = {
+        "kernel_digest": run.record.kernel_digest,
+        "section_digest": run.section.digest,
+        "toolkit": run.record.toolkit,
+        "attempt": run.record.attempt,
+    }
     for facts in context.facts.values():
         merged.update(facts.get("manifest", {}))
     return merged

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from phases.base.clock import Clock
-from phases.base.files import explain, sync_directory
 from phases.base.errors import JournalError
+from phases.base.files import explain, sync_directory
 
 SCHEMA = "phasegate/journal/v1"
 
@@ -30,7 +30,9 @@ class Record:
     """One line: what happened, when (seconds since the epoch), and its facts."""
 
     number: int
-    event: str  # run-started | run-resumed | step-started | step-finished | step-failed | step-interrupted | run-finished
+    event: (
+        str  # run-started | run-resumed | step-started | step-finished | step-failed | step-interrupted | run-finished
+    )
     at: float
     data: dict[str, Any]
 
@@ -42,7 +44,9 @@ class Record:
 class Journal:
     """An open journal. Use `create` for a new run and `reopen` to go on with one."""
 
-    def __init__(self, path: Path, run_id: str, clock: Clock, records: list[Record], last: str, on_record: OnRecord | None) -> None:
+    def __init__(
+        self, path: Path, run_id: str, clock: Clock, records: list[Record], last: str, on_record: OnRecord | None
+    ) -> None:
         self.path, self.run_id, self.clock, self.on_record = path, run_id, clock, on_record
         self.records = records
         self._last = last
@@ -75,7 +79,9 @@ class Journal:
     def append(self, event: str, **data: Any) -> Record:
         """Write one record and return when it is on disk. Raises JournalError; the file then still ends in a whole line."""
         try:
-            plain = json.loads(json.dumps(data, allow_nan=False))  # as a later reader will see it: no tuples, no number keys
+            plain = json.loads(
+                json.dumps(data, allow_nan=False)
+            )  # as a later reader will see it: no tuples, no number keys
         except (TypeError, ValueError) as fault:
             raise JournalError(f"{event} {data.get('step', '')}: its facts are not plain JSON: {fault}.") from fault
         record = Record(len(self.records), event, self.clock.now(), plain)
@@ -119,7 +125,12 @@ def _read(path: Path, run_id: str) -> tuple[list[Record], str, int]:
         entry = _parse(raw)
         if entry is None and not any(lines[index + 1 :]):
             break  # garbage at the very end, as a power cut leaves it
-        if entry is None or entry.get("digest") != _digest(entry) or entry["number"] != len(records) or entry["previous"] != last:
+        if (
+            entry is None
+            or entry.get("digest") != _digest(entry)
+            or entry["number"] != len(records)
+            or entry["previous"] != last
+        ):
             raise JournalError(
                 f"{path}:{index + 1} does not follow from the line before it: the journal was altered or belongs to another run.",
                 hint="Start a new run; the ledger is not touched by this.",

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from phases.base.errors import Exit
 from phases.run.runner import Watcher
 from phases.run.steps import Facts, Step
-from phases.base.errors import Exit
 
 NAME = "live.json"
 SECONDS = 1.0  # between two writes while a step talks

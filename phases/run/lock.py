@@ -20,10 +20,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from phases.base.clock import Clock
-from phases.base.clock import age, iso
-from phases.base.files import explain
+from phases.base.clock import Clock, age, iso
 from phases.base.errors import LockedError, PhaseError
+from phases.base.files import explain
 from phases.base.processes import Life, life_of, start_of
 
 
@@ -148,7 +147,9 @@ def is_dead(owner: Owner) -> bool:
 
 def _me(purpose: str, clock: Clock) -> Owner:
     pid = os.getpid()
-    return Owner(secrets.token_hex(16), pid, start_of(pid), _boot(), socket.gethostname(), _user(), purpose, clock.now())
+    return Owner(
+        secrets.token_hex(16), pid, start_of(pid), _boot(), socket.gethostname(), _user(), purpose, clock.now()
+    )
 
 
 def _user() -> str:

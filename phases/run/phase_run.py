@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phases.base.errors import JournalError
 from phases.base.files import write_atomically, write_json
+from phases.base.results import Results
+from phases.playbook.schema import PhaseSection, Playbook
 from phases.run.run_directory import RunRecord
 from phases.run.steps import Facts, Step, StepContext
-from phases.base.errors import JournalError
-from phases.playbook.schema import PhaseSection, Playbook
-from phases.base.results import Results
 
 if TYPE_CHECKING:
     from phases.harness.contract import Kernel
@@ -56,7 +56,13 @@ class PhaseRun:
         return self.work / "checkpoint"
 
     def results_step(
-        self, name: str, summary: str, measure: Callable[[StepContext], dict[str, Any]], *, always: bool = False, detail: tuple[str, ...] = ()
+        self,
+        name: str,
+        summary: str,
+        measure: Callable[[StepContext], dict[str, Any]],
+        *,
+        always: bool = False,
+        detail: tuple[str, ...] = (),
     ) -> Step:
         """A step whose `measure` returns some fields of Results (`{"parity": (...)}`); they are kept in a file.
 

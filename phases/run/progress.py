@@ -7,12 +7,12 @@ from enum import Enum
 from typing import Any
 
 from phases.base.errors import Exit, GateError
+from phases.base.verdict import Verdict
 from phases.ledger.approvals import Review as ReviewState
 from phases.ledger.approvals import review_state
 from phases.ledger.checkpoint import Approval, Checkpoint
 from phases.ledger.ledger import Ledger
 from phases.playbook.schema import PhaseSection, Playbook, Review
-from phases.base.verdict import Verdict
 
 
 class State(Enum):
@@ -43,10 +43,13 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "phase": self.section.name, "number": self.section.kind.number, "state": self.state.value,
-            "review": self.section.review.value, "checkpoint": self.checkpoint.to_json() if self.checkpoint else None,
+            "phase": self.section.name,
+            "number": self.section.kind.number,
+            "state": self.state.value,
+            "review": self.section.review.value,
+            "checkpoint": self.checkpoint.to_json() if self.checkpoint else None,
             "approvals": [vars(approval) for approval in self.approvals],
-        }  # fmt: skip
+        }
 
 
 def standings(playbook: Playbook, ledger: Ledger, kernel_digest: str) -> tuple[Standing, ...]:
@@ -75,7 +78,9 @@ def require_ready(section: PhaseSection, known: tuple[Standing, ...]) -> None:
             State.WAITING: f"Review it: `phase gate review {standing.section.name}`, then `phase gate approve`.",
             State.STALE: f"The kernel or its gate changed since; run `phase run {standing.section.name}` again.",
         }.get(standing.state, f"Run `phase run {standing.section.name}` first.")
-        fault = GateError(f"{section.name} may not start: {standing.section.name} is {standing.state.value}.", hint=cure)
+        fault = GateError(
+            f"{section.name} may not start: {standing.section.name} is {standing.state.value}.", hint=cure
+        )
         fault.exit_code = Exit.WAITING_FOR_REVIEW if standing.state is State.WAITING else Exit.GATE_FAILED
         raise fault
 

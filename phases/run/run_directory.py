@@ -1,11 +1,11 @@
 """Where a run keeps its journal and files: `.phase/runs/<run id>/`, made once, never reused by another run.
 
-    .phase/.gitignore                       `*`: git never sees any of this
-    .phase/locks/<playbook>.json
-    .phase/runs/<playbook>-<phase>-0001/    one attempt
-        run.json                            what was run: playbook, phase, digests, commit, who, when
-        journal.jsonl
-        work/                               files the steps hand to one another
+.phase/.gitignore                       `*`: git never sees any of this
+.phase/locks/<playbook>.json
+.phase/runs/<playbook>-<phase>-0001/    one attempt
+    run.json                            what was run: playbook, phase, digests, commit, who, when
+    journal.jsonl
+    work/                               files the steps hand to one another
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phases.base.files import explain, sync_directory, write_atomically, write_json
 from phases.base.errors import JournalError, PhaseError
+from phases.base.files import explain, sync_directory, write_atomically, write_json
 
 SCHEMA = "phasegate/run/v1"
 
@@ -84,7 +84,11 @@ def attempts(state: Path, playbook: str, phase: str) -> list[RunDirectory]:
 def create(state: Path, playbook: str, phase: str, **facts: object) -> RunDirectory:
     """A new attempt, numbered after the last. `facts` are the remaining fields of RunRecord."""
     stem = _stem(playbook, phase)
-    numbers = [int(tail) for path in (state / "runs").glob(f"{stem}-*") if (tail := path.name.removeprefix(f"{stem}-")).isdecimal()]
+    numbers = [
+        int(tail)
+        for path in (state / "runs").glob(f"{stem}-*")
+        if (tail := path.name.removeprefix(f"{stem}-")).isdecimal()
+    ]
     attempt = max(numbers, default=0) + 1
     run_id = f"{stem}-{attempt:04d}"
     record = RunRecord(run_id=run_id, playbook=playbook, phase=phase, attempt=attempt, **facts)  # type: ignore[arg-type]
@@ -108,11 +112,16 @@ def _read(path: Path) -> RunRecord | None:
         raise JournalError(f"{path / 'run.json'} cannot be read: {fault}.", hint="Move that directory away.") from fault
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
-        raise JournalError(f"{path / 'run.json'} has schema {schema!r}, this toolkit reads {SCHEMA!r}.", hint="Move that directory away.")
+        raise JournalError(
+            f"{path / 'run.json'} has schema {schema!r}, this toolkit reads {SCHEMA!r}.",
+            hint="Move that directory away.",
+        )
     try:
         return RunRecord(**data)
     except TypeError as fault:
-        raise JournalError(f"{path / 'run.json'} has other fields than a run of this toolkit.", hint="Move that directory away.") from fault
+        raise JournalError(
+            f"{path / 'run.json'} has other fields than a run of this toolkit.", hint="Move that directory away."
+        ) from fault
 
 
 def _stem(playbook: str, phase: str) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from phases.base.clock import Clock
-from phases.run import stop
+from phases.base.errors import Exit, JournalError, PhaseError
 from phases.base.files import explain
+from phases.run import stop
 from phases.run.journal import Journal, Record
 from phases.run.steps import Facts, Step, StepContext
-from phases.base.errors import Exit, JournalError, PhaseError
 
 
 class Interrupted(PhaseError):
@@ -105,15 +105,22 @@ class _Run:
     def _context(self, step: Step) -> StepContext:
         watcher = self.watcher
         return StepContext(
-            self.work, dict(self.facts), lambda line: watcher.step_progress(step, line), self.clock, lambda facts: watcher.step_look(step, facts)
+            self.work,
+            dict(self.facts),
+            lambda line: watcher.step_progress(step, line),
+            self.clock,
+            lambda facts: watcher.step_look(step, facts),
         )
 
     def told(self, step: Step, fault: BaseException) -> BaseException:
         """Journal and show why a step ended the run; the exception to raise."""
         if isinstance(fault, KeyboardInterrupt):
-            event, fault = "step-interrupted", Interrupted(
-                f"{self.journal.run_id} stopped in step {step.name!r}; nothing done so far is lost.",
-                hint="Go on with the same command and --resume.",
+            event, fault = (
+                "step-interrupted",
+                Interrupted(
+                    f"{self.journal.run_id} stopped in step {step.name!r}; nothing done so far is lost.",
+                    hint="Go on with the same command and --resume.",
+                ),
             )
         else:
             event = "step-failed"
@@ -149,10 +156,15 @@ def stated_exit(facts: dict[str, Facts]) -> Exit | None:
 def _end_as_production_did(fault: PhaseError, facts: dict[str, Facts]) -> None:
     """Once a step has observed that production was rolled back, or that it was not, a later failure to write that down changes neither."""
     seen = stated_exit(facts)
-    words = {Exit.ROLLED_BACK: "Production was rolled back, as observed", Exit.ROLLBACK_INCOMPLETE: "The rollback of production is incomplete: a person is needed"}
+    words = {
+        Exit.ROLLED_BACK: "Production was rolled back, as observed",
+        Exit.ROLLBACK_INCOMPLETE: "The rollback of production is incomplete: a person is needed",
+    }
     if seen in words:
         fault.exit_code = seen
-        fault.hint = f"{fault.hint} {words[seen]}; the record of it is still to be written, which --resume does.".strip()
+        fault.hint = (
+            f"{fault.hint} {words[seen]}; the record of it is still to be written, which --resume does.".strip()
+        )
 
 
 def _check_names(steps: Sequence[Step]) -> None:

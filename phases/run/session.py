@@ -10,8 +10,16 @@ from typing import Any
 
 from phases import __version__
 from phases.base.clock import Clock
-from phases.run import progress, run_directory
+from phases.base.errors import Exit, JournalError, UsageError
+from phases.base.verdict import Verdict
+from phases.harness import contract
 from phases.ledger import repository as source
+from phases.ledger import source as ledger_source
+from phases.ledger.git import Git
+from phases.ledger.lost import require_whole
+from phases.playbook.phase_kinds import PhaseKind, load_object
+from phases.playbook.schema import PhaseSection, Playbook, Review
+from phases.run import progress, run_directory
 from phases.run.closing import JUDGE, RECORD, ledger_of
 from phases.run.journal import Journal, OnRecord
 from phases.run.lock import Lock
@@ -19,14 +27,6 @@ from phases.run.phase_run import PLAN, PhaseRun
 from phases.run.run_directory import RunDirectory, RunRecord
 from phases.run.runner import Watcher, execute, stated_exit
 from phases.run.steps import Facts, Step
-from phases.base.errors import Exit, JournalError, UsageError
-from phases.harness import contract
-from phases.ledger import source as ledger_source
-from phases.ledger.git import Git
-from phases.ledger.lost import require_whole
-from phases.playbook.phase_kinds import PhaseKind, load_object
-from phases.playbook.schema import PhaseSection, Playbook, Review
-from phases.base.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,13 @@ class Outcome:
     code: Exit
 
     def to_json(self) -> dict[str, Any]:
-        return {"run": self.run_id, "phase": self.phase, "verdict": self.verdict.value, "checkpoint": self.checkpoint, "exit": int(self.code)}
+        return {
+            "run": self.run_id,
+            "phase": self.phase,
+            "verdict": self.verdict.value,
+            "checkpoint": self.checkpoint,
+            "exit": int(self.code),
+        }
 
 
 def plan(playbook: Playbook, section: PhaseSection, clock: Clock) -> list[Step]:
@@ -113,7 +119,13 @@ def _other_distributions(playbook: Playbook) -> list[Path]:
 
 
 def _execute(
-    playbook: Playbook, section: PhaseSection, repo: Path, directory: RunDirectory, clock: Clock, watcher: Watcher, on_record: OnRecord | None
+    playbook: Playbook,
+    section: PhaseSection,
+    repo: Path,
+    directory: RunDirectory,
+    clock: Clock,
+    watcher: Watcher,
+    on_record: OnRecord | None,
 ) -> Outcome:
     run_id = directory.record.run_id
     opener = Journal.reopen if directory.journal.exists() else Journal.create
@@ -134,17 +146,31 @@ def _code_of(facts: dict[str, Facts], verdict: Verdict, section: PhaseSection) -
 
 
 def _attempt(
-    state: Path, playbook: Playbook, section: PhaseSection, repo: Path, clock: Clock, resume: bool, notice: Callable[[str], None]
+    state: Path,
+    playbook: Playbook,
+    section: PhaseSection,
+    repo: Path,
+    clock: Clock,
+    resume: bool,
+    notice: Callable[[str], None],
 ) -> RunDirectory:
     earlier = run_directory.attempts(state, playbook.name, section.name)
     if not resume:
         if earlier and not finished(earlier[-1]):
-            notice(f"{earlier[-1].record.run_id} was not finished; this starts a new attempt (--resume would go on with it)")
+            notice(
+                f"{earlier[-1].record.run_id} was not finished; this starts a new attempt (--resume would go on with it)"
+            )
         fields = _record_of(playbook, section, repo, clock, run_id="", attempt=0)
-        kept = {key: value for key, value in vars(fields).items() if key not in ("run_id", "attempt", "playbook", "phase", "schema")}
+        kept = {
+            key: value
+            for key, value in vars(fields).items()
+            if key not in ("run_id", "attempt", "playbook", "phase", "schema")
+        }
         return run_directory.create(state, playbook.name, section.name, **kept)
     if not earlier:
-        raise UsageError(f"there is no run of {section.name} by playbook {playbook.name!r} to resume.", hint="Leave out --resume.")
+        raise UsageError(
+            f"there is no run of {section.name} by playbook {playbook.name!r} to resume.", hint="Leave out --resume."
+        )
     _require_same(earlier[-1].record, playbook, repo)
     return earlier[-1]
 
@@ -188,11 +214,21 @@ def _require_clean(section: PhaseSection, repo: Path) -> None:
         )
 
 
-def _record_of(playbook: Playbook, section: PhaseSection, repo: Path, clock: Clock, *, run_id: str, attempt: int) -> RunRecord:
+def _record_of(
+    playbook: Playbook, section: PhaseSection, repo: Path, clock: Clock, *, run_id: str, attempt: int
+) -> RunRecord:
     return RunRecord(
-        run_id=run_id, playbook=playbook.name, phase=section.name, attempt=attempt, started=clock.now(), author=source.identity(repo),
-        playbook_digest=playbook.digest, kernel_digest=kernel_digest(playbook), source=ledger_source.describe(Git(repo)), toolkit=__version__,
-    )  # fmt: skip
+        run_id=run_id,
+        playbook=playbook.name,
+        phase=section.name,
+        attempt=attempt,
+        started=clock.now(),
+        author=source.identity(repo),
+        playbook_digest=playbook.digest,
+        kernel_digest=kernel_digest(playbook),
+        source=ledger_source.describe(Git(repo)),
+        toolkit=__version__,
+    )
 
 
 def _phase_run(playbook: Playbook, section: PhaseSection, repo: Path, work: Path, record: RunRecord) -> PhaseRun:
@@ -202,5 +238,7 @@ def _phase_run(playbook: Playbook, section: PhaseSection, repo: Path, work: Path
 def _steps(run: PhaseRun) -> list[Step]:
     script = load_object(run.section.kind.script)
     if script is None:
-        raise UsageError(f"this installation of phasegate cannot run {run.section.name} ({run.section.kind.script} is missing).")
+        raise UsageError(
+            f"this installation of phasegate cannot run {run.section.name} ({run.section.kind.script} is missing)."
+        )
     return script(run)

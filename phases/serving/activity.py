@@ -64,7 +64,9 @@ def inactive(host: ServingHost, server: Server, client: Client, package: str, ba
         return f"{len(files)} of {ranks} ranks of {server.name} wrote a fact file"
     for entry in files:
         if entry.get("release") != release:
-            return f"rank {entry.get('rank')} runs release {str(entry.get('release'))[:12] or 'none'}, not {release[:12]}"
+            return (
+                f"rank {entry.get('rank')} runs release {str(entry.get('release'))[:12] or 'none'}, not {release[:12]}"
+            )
     used = summarize(live or files)
     if used.verify_forwards == 0:
         return f"{server.name} verified no tree: is speculation on?"
@@ -89,5 +91,7 @@ def read_metrics(client: Client, names: tuple[str, ...]) -> dict[str, float]:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
     missing = [name for name in names if name not in found]
     if missing:
-        raise ServingError(f"{client.name} exports no {', '.join(missing)} in /metrics.", hint="Was it started with --enable-metrics?")
+        raise ServingError(
+            f"{client.name} exports no {', '.join(missing)} in /metrics.", hint="Was it started with --enable-metrics?"
+        )
     return found

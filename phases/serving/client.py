@@ -107,15 +107,22 @@ class Client:
         given, best = meta["input_token_logprobs"][-len(tokens) :], meta["input_top_logprobs"][-len(tokens) :]
         wrong = _difference(tokens, [row[1] for row in given], last=max((*prompt, *tokens)))
         if wrong:
-            raise ScoringError(f"{self.name} scored other tokens than it was given: {wrong}.", given=tokens, rows=meta["input_token_logprobs"],
-                               hint="This SGLang is not supported.")  # fmt: skip
+            raise ScoringError(
+                f"{self.name} scored other tokens than it was given: {wrong}.",
+                given=tokens,
+                rows=meta["input_token_logprobs"],
+                hint="This SGLang is not supported.",
+            )
         return Score(tuple(float(row[0]) for row in given), tuple(float(row[0][0]) for row in best))
 
     def _prompt_rows(self, body: dict[str, Any]) -> dict[str, Any]:
         """What the server says of the prompt's own tokens."""
         meta: dict[str, Any] = self._post("/generate", body).get("meta_info", {})
         if "input_token_logprobs" not in meta or ("top_logprobs_num" in body and "input_top_logprobs" not in meta):
-            raise ServingError(f"{self.name} gives no log-probabilities of a prompt.", hint="This SGLang is not supported, or something between us and it drops them.")
+            raise ServingError(
+                f"{self.name} gives no log-probabilities of a prompt.",
+                hint="This SGLang is not supported, or something between us and it drops them.",
+            )
         return meta
 
     def flush_cache(self) -> None:
@@ -142,7 +149,9 @@ class Client:
         except TooLong as fault:
             raise ServingError(f"{self.name}: {fault}.", hint=fault.hint) from None
         except requests.HTTPError as fault:
-            raise ServingError(f"{self.name} answered GET /metrics with {fault.response.status_code}.", hint="See its log.") from None
+            raise ServingError(
+                f"{self.name} answered GET /metrics with {fault.response.status_code}.", hint="See its log."
+            ) from None
         except requests.RequestException as fault:
             raise self._failed("GET /metrics", fault) from None
 
@@ -153,7 +162,9 @@ class Client:
             yield
         except (LookupError, TypeError, ValueError, AttributeError) as fault:
             reason = f"{type(fault).__name__} {fault}"[:200]
-            raise ServingError(f"{self.name} answered {path} with something else than SGLang does ({reason}).", hint="See its log.") from fault
+            raise ServingError(
+                f"{self.name} answered {path} with something else than SGLang does ({reason}).", hint="See its log."
+            ) from fault
 
     def _body(self, prompt: str | list[int], tokens: int) -> dict[str, Any]:
         key = "text" if isinstance(prompt, str) else "input_ids"
@@ -178,7 +189,9 @@ class Client:
         """Server-sent events; each holds the whole answer so far, and the last one counts."""
         last = None
         try:
-            with self._session.post(f"{self.url}/generate", json=body | {"stream": True}, timeout=self.timeout, stream=True) as answer:
+            with self._session.post(
+                f"{self.url}/generate", json=body | {"stream": True}, timeout=self.timeout, stream=True
+            ) as answer:
                 self._checked(answer, "POST /generate (streaming)")
                 for line in answer.iter_lines():
                     if line == b"data: [DONE]":
@@ -195,7 +208,9 @@ class Client:
 
     def _checked(self, answer: requests.Response, what: str) -> requests.Response:
         if answer.status_code != 200:
-            raise ServingError(f"{self.name} answered {what} with {answer.status_code}: {answer.text[:300]}", hint="See its log.")
+            raise ServingError(
+                f"{self.name} answered {what} with {answer.status_code}: {answer.text[:300]}", hint="See its log."
+            )
         return answer
 
     def _failed(self, what: str, fault: requests.RequestException) -> ServingError:
@@ -211,7 +226,11 @@ def _difference(tokens: tuple[int, ...], said: list[Any], last: int) -> str:
     """
     if len(said) != len(tokens):
         return f"{len(tokens)} tokens given, {len(said)} rows came back"
-    wrong = [place for place, (token, found) in enumerate(zip(tokens, said)) if found != token and not (found == 0 and token == last)]
+    wrong = [
+        place
+        for place, (token, found) in enumerate(zip(tokens, said))
+        if found != token and not (found == 0 and token == last)
+    ]
     if wrong:
         first = wrong[0]
         return f"{len(tokens)} tokens given, as many rows came back, {len(wrong)} differ, first token {first + 1}: id {said[first]} instead of {tokens[first]}"

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from phases.base.files import write_json
 from phases.base.errors import ServingError
-from phases.engines.ssh.bundle import Bundle
+from phases.base.files import write_json
 from phases.base.redaction import without_secrets
+from phases.engines.ssh.bundle import Bundle
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line
@@ -92,12 +92,20 @@ class LocalHost:
         """Run a program to its end; a time-out or a missing program is a ServingError."""
         try:
             done = subprocess.run(
-                list(argv), env=_environment(environment), capture_output=True, text=True, timeout=timeout, check=False, errors="replace"
+                list(argv),
+                env=_environment(environment),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+                errors="replace",
             )
         except subprocess.TimeoutExpired:
             raise ServingError(f"{argv[0]} did not end within {timeout:g} s.", hint="See what it waits for.") from None
         except OSError as fault:
-            raise ServingError(f"cannot run {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook.") from None
+            raise ServingError(
+                f"cannot run {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook."
+            ) from None
         return Done(done.returncode, done.stdout, done.stderr)
 
     def install(self, bundle: Bundle) -> Path:
@@ -150,11 +158,18 @@ class LocalHost:
         with log.open("wb") as output:
             try:
                 child = subprocess.Popen(
-                    list(argv), env=_environment(filled), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True, cwd=home,
-                )  # fmt: skip
+                    list(argv),
+                    env=_environment(filled),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    cwd=home,
+                )
             except OSError as fault:
-                raise ServingError(f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook.") from None
+                raise ServingError(
+                    f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook."
+                ) from None
         self._children[child.pid] = child
         server = Server(name, child.pid, _start_time(child.pid), port, str(log), str(facts), f"http://127.0.0.1:{port}")
         try:
@@ -191,7 +206,9 @@ class LocalHost:
         self._wait(server, TERM_SECONDS)
         left = _members(server)
         if left:
-            raise ServingError(f"processes of server {server.name} are left: {', '.join(map(str, left))}.", hint="End them by hand.")
+            raise ServingError(
+                f"processes of server {server.name} are left: {', '.join(map(str, left))}.", hint="End them by hand."
+            )
         (self.root / "servers" / server.name / "server.json").unlink(missing_ok=True)
 
     def left_running(self) -> list[Server]:
@@ -201,7 +218,9 @@ class LocalHost:
             try:
                 found.append(Server(**json.loads(record.read_text())))
             except (ValueError, TypeError):
-                raise ServingError(f"{record} is damaged.", hint="Look for that server, end it by hand, and remove the file.") from None
+                raise ServingError(
+                    f"{record} is damaged.", hint="Look for that server, end it by hand, and remove the file."
+                ) from None
         return found
 
     def log_lines(self, server: Server) -> list[str]:

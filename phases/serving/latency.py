@@ -31,7 +31,13 @@ class Timing:
 
 
 def measure(
-    incumbent: Client, candidate: Client, package: str, pairs: int, tokens: int, prompt_tokens: int, progress: Callable[[str], None]
+    incumbent: Client,
+    candidate: Client,
+    package: str,
+    pairs: int,
+    tokens: int,
+    prompt_tokens: int,
+    progress: Callable[[str], None],
 ) -> tuple[tuple[Measurement, ...], dict[str, Any]]:
     """Ratios candidate / incumbent with their intervals, and every sample as plain JSON."""
     draw = random.Random(SEED)
@@ -46,7 +52,11 @@ def measure(
                 timings[side].append(timing)
     progress(f"{pairs} pairs of {tokens} tokens after {prompt_tokens}")
     source = f"{pairs} pairs, {prompt_tokens} prompt tokens, {tokens} generated, one request at a time"
-    kinds = (("e2e_latency_ratio", "total"), ("verify_step_ratio", "verify_step"), ("verify_attention_ratio", "verify_attention"))
+    kinds = (
+        ("e2e_latency_ratio", "total"),
+        ("verify_step_ratio", "verify_step"),
+        ("verify_attention_ratio", "verify_attention"),
+    )
     measurements = tuple(_ratio(metric, timings, field, source) for metric, field in kinds)
     return measurements, {"timings": {side: [vars(row) for row in rows] for side, rows in timings.items()}}
 

@@ -11,13 +11,29 @@ from phases.serving.settings import EMBEDDED, IntegrationSettings, SideSettings
 
 # What the embedded CPU environment needs, and speculation that builds real trees from its draft model.
 EMBEDDED_FLAGS = (
-    "--device", "cpu", "--dtype", "float32", "--disable-cuda-graph", "--mem-fraction-static", "0.1",
-    "--max-total-tokens", "32768", "--max-running-requests", "32", "--sleep-on-idle",
-)  # fmt: skip
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--disable-cuda-graph",
+    "--mem-fraction-static",
+    "0.1",
+    "--max-total-tokens",
+    "32768",
+    "--max-running-requests",
+    "32",
+    "--sleep-on-idle",
+)
 TREE_FLAGS = (
-    "--speculative-algorithm", "STANDALONE", "--speculative-num-steps", "3", "--speculative-eagle-topk", "4",
-    "--speculative-num-draft-tokens", "8",
-)  # fmt: skip
+    "--speculative-algorithm",
+    "STANDALONE",
+    "--speculative-num-steps",
+    "3",
+    "--speculative-eagle-topk",
+    "4",
+    "--speculative-num-draft-tokens",
+    "8",
+)
 EMBEDDED_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 DRAFT_FLAG = "--speculative-draft-model-path"
 
@@ -37,24 +53,33 @@ def server_argv(run: PhaseRun, side: str, environment: dict[str, Any], port: int
     if needs_draft and environment.get("draft_model"):
         shared += [DRAFT_FLAG, environment["draft_model"]]
     return [
-        environment["python"], "-m", "sglang.launch_server", "--model-path", environment["model"],
-        "--attention-backend", own.backend or run.kernel.backend, "--host", settings.server.listen, "--port", str(port),
-        "--enable-metrics", *shared, *own.arguments,
-    ]  # fmt: skip
+        environment["python"],
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        environment["model"],
+        "--attention-backend",
+        own.backend or run.kernel.backend,
+        "--host",
+        settings.server.listen,
+        "--port",
+        str(port),
+        "--enable-metrics",
+        *shared,
+        *own.arguments,
+    ]
 
 
-def server_environment(run: PhaseRun, side: str, release: dict[str, Any] | None, environment: dict[str, Any]) -> dict[str, str]:
+def server_environment(
+    run: PhaseRun, side: str, release: dict[str, Any] | None, environment: dict[str, Any]
+) -> dict[str, str]:
     """Environment variables of one server: its release on PYTHONPATH, and where its kernel finds objects and puts facts.
 
     Args:
         release: digest and path; None for a server without one.
     """
     settings: IntegrationSettings = run.settings
-    variables = {
-        "PATH_PREFIX": str(Path(environment["python"]).parent),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    variables = {"PATH_PREFIX": str(Path(environment["python"]).parent), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     if release:
         path = Path(release["path"])
         variables |= {

@@ -88,7 +88,9 @@ class HttpSender:
         worker: recorded with each request when the address is one worker's.
     """
 
-    def __init__(self, url: str, *, timeout: float = 60.0, headers: dict[str, str] | None = None, worker: str = "") -> None:
+    def __init__(
+        self, url: str, *, timeout: float = 60.0, headers: dict[str, str] | None = None, worker: str = ""
+    ) -> None:
         self.url, self.timeout, self.headers, self.worker = url.rstrip("/"), timeout, headers or {}, worker
         self._local = threading.local()
 
@@ -99,7 +101,13 @@ class HttpSender:
         try:
             sampling = {"max_new_tokens": prompt.max_new_tokens, "temperature": 0, **prompt.extra}
             body = {"text": prompt.text, "sampling_params": sampling, "stream": True}
-            with self._session().post(f"{self.url}/generate", json=body, headers=self.headers, stream=True, timeout=(_CONNECT_SECONDS, self.timeout)) as answer:
+            with self._session().post(
+                f"{self.url}/generate",
+                json=body,
+                headers=self.headers,
+                stream=True,
+                timeout=(_CONNECT_SECONDS, self.timeout),
+            ) as answer:
                 status = answer.status_code
                 if answer.ok:
                     error = seen.read(answer)
@@ -108,7 +116,9 @@ class HttpSender:
                     error = answer.text[:200]
         except requests.RequestException as fault:
             status, error = (-1 if seen.first else 0), f"{type(fault).__name__}: {fault}"[:200]
-        return RequestRecord(prompt.name, due, sent, seen.first, time.time(), status, seen.tokens, tuple(seen.gaps), self.worker, error)
+        return RequestRecord(
+            prompt.name, due, sent, seen.first, time.time(), status, seen.tokens, tuple(seen.gaps), self.worker, error
+        )
 
     def _session(self) -> requests.Session:
         if not hasattr(self._local, "session"):
@@ -169,8 +179,16 @@ class OpenLoopLoad:
         on_record: called for every finished request, from the thread that sent it.
     """
 
-    def __init__(self, send: Send, prompts: Sequence[Prompt], rate: float, *, max_in_flight: int = 32, seed: int = 0,
-                 on_record: Callable[[RequestRecord], None] = lambda record: None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        send: Send,
+        prompts: Sequence[Prompt],
+        rate: float,
+        *,
+        max_in_flight: int = 32,
+        seed: int = 0,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
         if not prompts or not rate > 0:
             raise ValueError("a load needs at least one prompt and a rate above zero")
         self._send, self._prompts, self._rate, self._on_record = send, tuple(prompts), rate, on_record
@@ -237,5 +255,7 @@ class OpenLoopLoad:
             wait = record.sent - due
             with self._lock:
                 old = self._summary
-                self._summary = LoadSummary(old.sent + 1, old.failed + (not record.ok), old.late + (wait > 1.0), max(old.worst_wait, wait))
+                self._summary = LoadSummary(
+                    old.sent + 1, old.failed + (not record.ok), old.late + (wait > 1.0), max(old.worst_wait, wait)
+                )
             self._on_record(record)

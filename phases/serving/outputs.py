@@ -53,7 +53,9 @@ class Answer:
 Collected = Sequence[tuple[str, str, list[int], Completion]]  # prompt name, mode, prompt ids, completion
 
 
-def collect(client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]) -> Collected:
+def collect(
+    client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequence[int], progress: Callable[[str], None]
+) -> Collected:
     """Answers of one server to every prompt in every mode.
 
     Each concurrency starts from an empty prefix cache; streaming finds the prompts cached. The same requests in the same
@@ -70,7 +72,11 @@ def collect(client: Client, prompts: Sequence[Prompt], tokens: int, levels: Sequ
         if not stream:
             client.flush_cache()
         with ThreadPoolExecutor(level) as pool:
-            done = list(pool.map(lambda prompt: client.generate(ids[prompt.name], tokens, stream=stream), chosen))
+            done = list(
+                pool.map(
+                    lambda prompt, streamed=stream: client.generate(ids[prompt.name], tokens, stream=streamed), chosen
+                )
+            )
         for prompt, completion in zip(chosen, done):
             _require_whole(client, prompt, completion, tokens)
             found.append((prompt.name, mode, ids[prompt.name], completion))
@@ -92,7 +98,9 @@ def score(teacher: Client, collected: Collected) -> list[Answer]:
                 known[key] = teacher.score(ids, completion.tokens)
             except ScoringError as fault:
                 where = f"prompt '{prompt}' of {len(ids)} tokens, {mode}"
-                raise ScoringError(f"{where}: {fault.message}", given=fault.given, rows=fault.rows, hint=fault.hint) from fault
+                raise ScoringError(
+                    f"{where}: {fault.message}", given=fault.given, rows=fault.rows, hint=fault.hint
+                ) from fault
         answers.append(Answer(prompt, mode, completion, known[key]))
     return answers
 
@@ -100,10 +108,16 @@ def score(teacher: Client, collected: Collected) -> list[Answer]:
 def as_json(collected: Collected) -> list[dict[str, Any]]:
     """What a server answered, for a run's files: ids and log-probabilities, no text."""
     return [
-        {"prompt": prompt, "mode": mode, "prompt_tokens": len(ids), "verify_steps": completion.verify_steps,
-         "tokens": list(completion.tokens), "logprobs": [round(value, 6) if math.isfinite(value) else str(value) for value in completion.logprobs]}
+        {
+            "prompt": prompt,
+            "mode": mode,
+            "prompt_tokens": len(ids),
+            "verify_steps": completion.verify_steps,
+            "tokens": list(completion.tokens),
+            "logprobs": [round(value, 6) if math.isfinite(value) else str(value) for value in completion.logprobs],
+        }
         for prompt, mode, ids, completion in collected
-    ]  # fmt: skip
+    ]
 
 
 def repeat(client: Client, prompts: Sequence[Prompt], tokens: int) -> dict[str, tuple[int, ...]]:
@@ -131,16 +145,23 @@ def compare(
         *_accept_lengths(candidate, incumbent, prompts),
     )
     worst = sorted(candidate, key=lambda answer: -max(answer.errors))[:5]
-    evidence = {"worst": [_evidence(answer) for answer in worst], "modes": sorted({answer.mode for answer in candidate})}
+    evidence = {
+        "worst": [_evidence(answer) for answer in worst],
+        "modes": sorted({answer.mode for answer in candidate}),
+    }
     return measurements, evidence
 
 
-def _accept_lengths(candidate: Sequence[Answer], incumbent: Sequence[Answer], prompts: list[str]) -> tuple[Measurement, ...]:
+def _accept_lengths(
+    candidate: Sequence[Answer], incumbent: Sequence[Answer], prompts: list[str]
+) -> tuple[Measurement, ...]:
     """Tokens a verify step, weighted by steps, and the ratio of the two servers; nothing where a server does not speculate."""
     ours, theirs = _steps(candidate, prompts), _steps(incumbent, prompts)
     source = "spec_verify_ct of every answer"
     if not all(steps for _, steps in ours) or not all(steps for _, steps in theirs):
-        return (Measurement("accept_length_ratio", None, source="a server reports no verify steps: speculation is off"),)
+        return (
+            Measurement("accept_length_ratio", None, source="a server reports no verify steps: speculation is off"),
+        )
     total = sum(int(steps) for _, steps in ours)
     ratio = ratio_of_sums(ours, theirs)
     length = ratio_of_sums(ours, [(1.0, 1.0)] * len(ours))
@@ -165,11 +186,17 @@ def _equality(
     steady = {name for name, answer in reference.items() if again.get(name) == answer.completion.tokens}
     judged = [answer for answer in candidate if answer.prompt in steady]
     different = [answer for answer in judged if _differs(answer, reference[answer.prompt], tie)]
-    detail = {"deterministic_prompts": len(steady), "prompts": len(reference), "different": [f"{a.prompt} ({a.mode})" for a in different][:10]}
+    detail = {
+        "deterministic_prompts": len(steady),
+        "prompts": len(reference),
+        "different": [f"{a.prompt} ({a.mode})" for a in different][:10],
+    }
     if not judged:
         return Measurement("token_equality", None, source="the incumbent answers no prompt twice alike", detail=detail)
     share = 1 - len(different) / len(judged)
-    return Measurement("token_equality", share, n=len(judged), unit="share of answers", source=f"{len(steady)} prompts", detail=detail)
+    return Measurement(
+        "token_equality", share, n=len(judged), unit="share of answers", source=f"{len(steady)} prompts", detail=detail
+    )
 
 
 def _differs(answer: Answer, reference: Answer, tie: float) -> bool:
@@ -179,7 +206,9 @@ def _differs(answer: Answer, reference: Answer, tie: float) -> bool:
     return first is not None and answer.gaps[first] > tie
 
 
-def _by_prompt(answers: Sequence[Answer], prompts: list[str], values: Callable[[Answer], list[float]]) -> list[list[float]]:
+def _by_prompt(
+    answers: Sequence[Answer], prompts: list[str], values: Callable[[Answer], list[float]]
+) -> list[list[float]]:
     return [[value for answer in answers if answer.prompt == prompt for value in values(answer)] for prompt in prompts]
 
 

@@ -12,10 +12,49 @@ from phases.base.reading import NotAFile, open_regular
 
 LONGEST = 16 << 20  # characters of a prompt
 BUILT_IN = Path(__file__).with_name("prompts.json")
-_WORDS = (
-    "the quick brown fox jumps over lazy dog forest once upon a time there was small model which spoke in short sentences "
-    "lookup city days units metric return left right sum of two numbers number weather order count launch test ship"
-).split()
+_WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dog",
+    "forest",
+    "once",
+    "upon",
+    "a",
+    "time",
+    "there",
+    "was",
+    "small",
+    "model",
+    "which",
+    "spoke",
+    "in",
+    "short",
+    "sentences",
+    "lookup",
+    "city",
+    "days",
+    "units",
+    "metric",
+    "return",
+    "left",
+    "right",
+    "sum",
+    "of",
+    "two",
+    "numbers",
+    "number",
+    "weather",
+    "order",
+    "count",
+    "launch",
+    "test",
+    "ship",
+]
 
 
 @dataclass(frozen=True)
@@ -35,7 +74,10 @@ def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
     try:
         with open_regular(source) as file:
             rows = json.loads(file.read().decode("utf-8"))
-        prompts = tuple(Prompt(str(row["name"]), str(row["kind"]), _repeated(str(row["text"]), row.get("repeat", 1))) for row in rows)
+        prompts = tuple(
+            Prompt(str(row["name"]), str(row["kind"]), _repeated(str(row["text"]), row.get("repeat", 1)))
+            for row in rows
+        )
     except OSError as fault:
         why = str(fault) if isinstance(fault, NotAFile) else f"cannot be read: {fault.strerror}"
         raise ServingError(f"{source} {why}.", hint="Check `prompts` in the playbook.") from None
@@ -44,7 +86,10 @@ def load_prompts(path: Path | None) -> tuple[Prompt, ...]:
         raise ServingError(f"{source} is not a prompt set: {type(fault).__name__} {fault}.", hint=hint) from None
     empty = [prompt.name for prompt in prompts if not prompt.text]
     if not prompts or empty or len({prompt.name for prompt in prompts}) < len(prompts):
-        raise ServingError(f"{source} has no prompts, an empty text ({', '.join(empty) or 'none'}) or a name used twice.", hint="Mend it.")
+        raise ServingError(
+            f"{source} has no prompts, an empty text ({', '.join(empty) or 'none'}) or a name used twice.",
+            hint="Mend it.",
+        )
     return prompts
 
 

@@ -42,7 +42,12 @@ def await_ready(host: ServingHost, server: Server, client: Client, within: float
     last_refusal = ""
     while (waited := clock.monotonic() - started) < within:
         if not host.alive(server):
-            return _not_ready(host, server, waited, f"{server.name} ended while starting ({_status(host, server)}): {why(host, server)}")
+            return _not_ready(
+                host,
+                server,
+                waited,
+                f"{server.name} ended while starting ({_status(host, server)}): {why(host, server)}",
+            )
         if client.health():
             healthy_since = waited if healthy_since is None else healthy_since
             try:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from phases.base.errors import BuildError
+from phases.base.results import BuildRecord
 from phases.engines.ssh.bundle import Bundle, Launch, bundle_release, make_bundle
 from phases.harness import build as kernel_build
 from phases.harness.contract import Kernel
-from phases.base.results import BuildRecord
 
 SITE, OBJECTS = "site", "objects"
 IGNORED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", ".git", ".venv")
@@ -36,7 +36,11 @@ def make_release(
     with tempfile.TemporaryDirectory(prefix="phasegate-wheel-") as folder:
         wheels = [_wheel(root, Path(folder) / str(number)) for number, root in enumerate([kernel.root, *packages])]
         launch = Launch(argv=(), env=object_variables(kernel, "{release}/" + OBJECTS), site=SITE)
-        facts = {"kernel": kernel.name, "backend": kernel.backend, "objects": [_described(record) for record in records]}
+        facts = {
+            "kernel": kernel.name,
+            "backend": kernel.backend,
+            "objects": [_described(record) for record in records],
+        }
         unpacked = {file.path: file.source for file in bundle_release(wheels, (), launch).files}
         return make_bundle({**unpacked, **_object_files(records, cache)}, launch, facts), records
 
@@ -54,7 +58,9 @@ def variable(kernel: Kernel, name: str) -> str:
 def _wheel(root: Path, folder: Path) -> Path:
     """The wheel of a distribution, built from a copy: building in place would take along what earlier builds left."""
     if not (root / "pyproject.toml").is_file():
-        raise BuildError(f"{root} is no Python distribution: it has no pyproject.toml.", hint="Give the directory that holds it.")
+        raise BuildError(
+            f"{root} is no Python distribution: it has no pyproject.toml.", hint="Give the directory that holds it."
+        )
     source = folder / "source"
     shutil.copytree(root, source, ignore=IGNORED)
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
@@ -75,10 +81,20 @@ def _object_files(records: Sequence[BuildRecord], cache: Path) -> dict[str, Path
         if not record.artifact:
             continue
         artifact = cache / record.artifact
-        members = [artifact] if artifact.parent == cache else sorted(path for path in artifact.parent.iterdir() if path.is_file())
+        members = (
+            [artifact]
+            if artifact.parent == cache
+            else sorted(path for path in artifact.parent.iterdir() if path.is_file())
+        )
         files |= {f"{OBJECTS}/{path.relative_to(cache).as_posix()}": path for path in members}
     return files
 
 
 def _described(record: BuildRecord) -> dict[str, str]:
-    return {"variant": record.variant, "arch": record.arch, "sha256": record.sha256, "cache_key": record.cache_key, "compiler": record.compiler}
+    return {
+        "variant": record.variant,
+        "arch": record.arch,
+        "sha256": record.sha256,
+        "cache_key": record.cache_key,
+        "compiler": record.compiler,
+    }

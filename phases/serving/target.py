@@ -62,13 +62,17 @@ def versions(host: ServingHost, python: str) -> dict:
     done = host.run([python, "-c", _VERSIONS], {}, PROBE_SECONDS)
     facts = _answer(done.out)
     if done.code or facts is None:
-        raise ServingError(f"{python} cannot import torch: {_last(done.err)}", hint="Check `server.python` in the playbook.")
+        raise ServingError(
+            f"{python} cannot import torch: {_last(done.err)}", hint="Check `server.python` in the playbook."
+        )
     if not facts["sglang"]:
         raise ServingError(f"{python} has no SGLang.", hint="Install it there, or set `server.python: embedded`.")
     return facts
 
 
-def import_objects(host: ServingHost, python: str, kernel: Kernel, release: Path, environment: dict[str, str]) -> Problem | dict:
+def import_objects(
+    host: ServingHost, python: str, kernel: Kernel, release: Path, environment: dict[str, str]
+) -> Problem | dict:
     """Import the kernel and load its objects inside the serving environment; what was loaded, or the problem."""
     variables = {**environment, "PYTHONPATH": str(release / "site")}
     done = host.run([python, "-c", _IMPORT, kernel.package, str(release / "objects")], variables, PROBE_SECONDS)

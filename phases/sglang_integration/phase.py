@@ -16,7 +16,9 @@ def sglang_integration(run: PhaseRun) -> list[Step]:
     """The steps of Phase 2."""
     return [
         phase_two.provision(run),  # SGLang itself: provisioned or checked by content, its versions written down
-        phase_two.make_releases(run),  # what would be rolled out: wheel and objects, incumbent and candidate side by side
+        phase_two.make_releases(
+            run
+        ),  # what would be rolled out: wheel and objects, incumbent and candidate side by side
         phase_two.load_objects(run),  # a wrong ABI or architecture ends a probe process here, not a server later
         phase_two.start_servers(run),  # the same flags, the same model, another attention
         phase_two.await_completions(run),  # ready is who completes our requests, and active is who says so and shows it

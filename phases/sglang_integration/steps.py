@@ -15,17 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phases.base.files import write_json
-from phases.build_parity.steps import build_cache
-from phases.run.phase_run import PhaseRun, load_results
-from phases.run.steps import Facts, Step, StepContext
 from phases.base.errors import BuildError, ServingError
+from phases.base.files import write_json
+from phases.base.results import Measurement, Results
+from phases.build_parity.steps import build_cache
 from phases.harness import contract
 from phases.harness.contract import Kernel
 from phases.ledger.checkpoint import RESULTS
-from phases.base.results import Measurement, Results
+from phases.run.phase_run import PhaseRun, load_results
+from phases.run.steps import Facts, Step, StepContext
 from phases.serving import latency, log_scan, outputs
-from phases.sglang_integration import report
 from phases.serving.activity import inactive, read_activity, read_metrics, summarize
 from phases.serving.client import Client, ScoringError
 from phases.serving.environment import environment_facts
@@ -36,6 +35,7 @@ from phases.serving.readiness import await_ready, evidence
 from phases.serving.release import make_release
 from phases.serving.settings import EMBEDDED, IntegrationSettings
 from phases.serving.target import Problem, import_objects, missing_libraries, versions, wrong_architecture
+from phases.sglang_integration import report
 
 ENVIRONMENT = "provision the serving environment"
 RELEASES = "make the releases"
@@ -48,7 +48,12 @@ LOGS = "scan the logs"
 STOP = "stop the servers"
 REPORT = "write the report"
 SIDES = ("incumbent", "candidate")
-SERIES = ("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_requests_total", "sglang:spec_accept_length")
+SERIES = (
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "sglang:num_requests_total",
+    "sglang:spec_accept_length",
+)
 LOG_TAIL = 200
 ANSWERS = "answers.json"
 
@@ -69,7 +74,11 @@ def provision(run: PhaseRun) -> Step:
         context.progress(f"SGLang {found['sglang']}, torch {found['torch']}, {found['gpu'] or found['machine']}")
         return {**facts, "versions": found, "manifest": {"serving": found, "serving_environment": facts.get("digest")}}
 
-    what = "SGLang on the CPU, from the cache or made now" if settings.server.python == EMBEDDED else settings.server.python
+    what = (
+        "SGLang on the CPU, from the cache or made now"
+        if settings.server.python == EMBEDDED
+        else settings.server.python
+    )
     return Step(ENVIRONMENT, what, prepare, holds=lambda context, facts: Path(facts["python"]).exists())
 
 
@@ -81,14 +90,20 @@ def make_releases(run: PhaseRun) -> Step:
         for side in _released(run):
             kernel = _kernel(run, side)
             try:
-                bundle, records = make_release(kernel, _architectures(run, kernel), build_cache(kernel), context.progress, _packages(run, side))
+                bundle, records = make_release(
+                    kernel, _architectures(run, kernel), build_cache(kernel), context.progress, _packages(run, side)
+                )
             except BuildError as fault:
                 if side == "incumbent":
                     raise
                 return {**facts, **_failed(f"the candidate's release does not build: {fault.message}")}
             path = host.install(bundle)
             context.progress(f"{side}: release {bundle.digest[:12]}, {bundle.size >> 10} KiB")
-            facts[side] = {"digest": bundle.digest, "path": str(path), "archs": sorted({record.arch for record in records})}
+            facts[side] = {
+                "digest": bundle.digest,
+                "path": str(path),
+                "archs": sorted({record.arch for record in records}),
+            }
         return facts
 
     def holds(context: StepContext, facts: Facts) -> bool:
@@ -111,7 +126,10 @@ def load_objects(run: PhaseRun) -> Step:
             answer = import_objects(host, python, kernel, path, server_environment(run, side, release, found))
             problem = answer if isinstance(answer, Problem) else _unfit(run, host, release, found, answer["loaded"])
             if problem and side == "incumbent":
-                raise ServingError(f"the incumbent does not load: {problem.reason}", hint="Mend it first: there is nothing to compare with.")
+                raise ServingError(
+                    f"the incumbent does not load: {problem.reason}",
+                    hint="Mend it first: there is nothing to compare with.",
+                )
             if problem:
                 return {**facts, **_failed(problem.reason, problem.evidence)}
             facts[side] = {"loaded": answer["loaded"]}  # type: ignore[index]
@@ -140,7 +158,9 @@ def start_servers(run: PhaseRun) -> Step:
             release = context.facts[RELEASES].get(side)
             argv = server_argv(run, side, found, port)
             server = host.start(side, argv, server_environment(run, side, release, found), port)
-            context.progress(f"{side}: pid {server.pid}, port {port}, log {min(server.log, os.path.relpath(server.log), key=len)}")
+            context.progress(
+                f"{side}: pid {server.pid}, port {port}, log {min(server.log, os.path.relpath(server.log), key=len)}"
+            )
             facts[side] = asdict(server)
         return facts
 
@@ -163,14 +183,23 @@ def await_completions(run: PhaseRun) -> Step:
             within = getattr(run.settings, side).ready_within or run.settings.server.ready_within
             found = await_ready(host, server, client, within, context.clock)
             if not found.ready and side == "incumbent":
-                raise ServingError(f"the incumbent is not ready: {found.reason}", hint=f"See {server.log}; the candidate was not judged.")
+                raise ServingError(
+                    f"the incumbent is not ready: {found.reason}",
+                    hint=f"See {server.log}; the candidate was not judged.",
+                )
             if not found.ready:
                 return {**facts, **_failed(found.reason, found.evidence)}
             context.progress(f"{side}: completes requests after {found.seconds:.0f} s")
             facts[side] = {"seconds": round(found.seconds, 1)}
         candidate = _server(context, "candidate")
-        reason = inactive(host, candidate, _client(run, context, "candidate"), run.kernel.package, _backend(run, "candidate"),
-                          context.facts[RELEASES]["candidate"]["digest"])  # fmt: skip
+        reason = inactive(
+            host,
+            candidate,
+            _client(run, context, "candidate"),
+            run.kernel.package,
+            _backend(run, "candidate"),
+            context.facts[RELEASES]["candidate"]["digest"],
+        )
         if reason:
             return {**facts, **_failed(reason, evidence(host.log_lines(candidate)))}
         return facts
@@ -194,7 +223,9 @@ def compare_outputs(run: PhaseRun) -> Step:
             ours = outputs.collect(candidate, prompts, settings.tokens, settings.concurrency, context.progress)
         except ServingError as fault:
             _require_alive(run, context, fault)
-            return {"facts": _failed(f"the candidate failed during output comparison: {fault.message}", _tail(run, context))}
+            return {
+                "facts": _failed(f"the candidate failed during output comparison: {fault.message}", _tail(run, context))
+            }
         context.progress("scoring the answers with the incumbent")
         scored, own = _scored(run.work / "serving" / ANSWERS, incumbent, ours, theirs)
         measurements, evidence = outputs.compare(scored, own, again, settings.tie)
@@ -202,7 +233,12 @@ def compare_outputs(run: PhaseRun) -> Step:
             context.progress(f"{row.metric}: {'no value' if row.estimate is None else f'{row.estimate:.6g}'}")
         return {"measurements": measurements, "facts": {"outputs": evidence}}
 
-    return _measuring(run, OUTPUTS, f"teacher-forced log-probabilities, tokens and accept length at concurrency {settings.concurrency}", measure)
+    return _measuring(
+        run,
+        OUTPUTS,
+        f"teacher-forced log-probabilities, tokens and accept length at concurrency {settings.concurrency}",
+        measure,
+    )
 
 
 def compare_latency(run: PhaseRun) -> Step:
@@ -213,13 +249,25 @@ def compare_latency(run: PhaseRun) -> Step:
         incumbent, candidate = _client(run, context, "incumbent"), _client(run, context, "candidate")
         try:
             measurements, evidence = latency.measure(
-                incumbent, candidate, run.kernel.package, settings.pairs, settings.tokens, settings.prompt_tokens, context.progress
+                incumbent,
+                candidate,
+                run.kernel.package,
+                settings.pairs,
+                settings.tokens,
+                settings.prompt_tokens,
+                context.progress,
             )
         except ServingError as fault:
             _require_alive(run, context, fault)
-            return {"facts": _failed(f"the candidate failed during latency comparison: {fault.message}", _tail(run, context))}
+            return {
+                "facts": _failed(
+                    f"the candidate failed during latency comparison: {fault.message}", _tail(run, context)
+                )
+            }
         for row in measurements:
-            context.progress(f"{row.metric}: {'no value' if row.estimate is None else f'{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]'}")
+            context.progress(
+                f"{row.metric}: {'no value' if row.estimate is None else f'{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]'}"
+            )
         return {"measurements": measurements, "facts": {"latency": evidence}}
 
     return _measuring(run, LATENCY, f"{settings.pairs} interleaved pairs: verify step and end to end", measure)
@@ -230,11 +278,21 @@ def scan_logs(run: PhaseRun) -> Step:
 
     def measure(context: StepContext) -> dict[str, Any]:
         host = serving_host(run)
-        found = log_scan.new_errors(host.log_lines(_server(context, "candidate")), host.log_lines(_server(context, "incumbent")))
-        row = Measurement("log_errors", float(len(found)), n=1, unit="lines", source="the candidate's log, less what the incumbent logs too",
-                          detail={"lines": found[:20]})  # fmt: skip
+        found = log_scan.new_errors(
+            host.log_lines(_server(context, "candidate")), host.log_lines(_server(context, "incumbent"))
+        )
+        row = Measurement(
+            "log_errors",
+            float(len(found)),
+            n=1,
+            unit="lines",
+            source="the candidate's log, less what the incumbent logs too",
+            detail={"lines": found[:20]},
+        )
         activity = asdict(summarize(read_activity(_client(run, context, "candidate"), run.kernel.package)))
-        context.progress(f"{len(found)} error lines; {activity['kernel_calls']} kernel calls in {activity['verify_forwards']} verify forwards")
+        context.progress(
+            f"{len(found)} error lines; {activity['kernel_calls']} kernel calls in {activity['verify_forwards']} verify forwards"
+        )
         metrics = {side: read_metrics(_client(run, context, side), SERIES) for side in SIDES}
         return {"measurements": (row,), "facts": {"activity": activity, "metrics": metrics}}
 
@@ -271,7 +329,13 @@ def write_report(run: PhaseRun) -> Step:
             evidence = "\n".join(failed["evidence"])
             run.add_file("failures.txt", f"candidate: {failed['reason']}\n\n{evidence}\n".encode())
             context.progress(f"candidate failed: {failed['reason']}")
-        return {"files": sorted(path.relative_to(run.checkpoint_files).as_posix() for path in run.checkpoint_files.rglob("*") if path.is_file())}
+        return {
+            "files": sorted(
+                path.relative_to(run.checkpoint_files).as_posix()
+                for path in run.checkpoint_files.rglob("*")
+                if path.is_file()
+            )
+        }
 
     def holds(context: StepContext, facts: Facts) -> bool:
         return all((run.checkpoint_files / name).is_file() for name in facts["files"])
@@ -299,14 +363,26 @@ def _measuring(run: PhaseRun, name: str, summary: str, measure: Callable[[StepCo
     return run.results_step(name, summary, lambda context: {} if failure(context) else measure(context))
 
 
-def _scored(path: Path, teacher: Client, ours: outputs.Collected, theirs: outputs.Collected) -> tuple[list[outputs.Answer], list[outputs.Answer]]:
+def _scored(
+    path: Path, teacher: Client, ours: outputs.Collected, theirs: outputs.Collected
+) -> tuple[list[outputs.Answer], list[outputs.Answer]]:
     """Both servers' answers with their scores. What was answered, and what a scoring that failed said, is kept in a file of the run."""
     kept: dict[str, Any] = {"candidate": outputs.as_json(ours), "incumbent": outputs.as_json(theirs)}
     write_json(path, kept)
     try:
         return outputs.score(teacher, ours), outputs.score(teacher, theirs)
     except ScoringError as fault:
-        write_json(path, {**kept, "scoring": {"reason": fault.message, "given": list(fault.given), "rows": [[str(value) for value in row] for row in fault.rows]}})
+        write_json(
+            path,
+            {
+                **kept,
+                "scoring": {
+                    "reason": fault.message,
+                    "given": list(fault.given),
+                    "rows": [[str(value) for value in row] for row in fault.rows],
+                },
+            },
+        )
         raise ServingError(fault.message, hint=f"{fault.hint} Ids and rows are in {path}.") from fault
 
 
@@ -318,12 +394,19 @@ def _gathered(run: PhaseRun, context: StepContext) -> Results:
     """All results, with how both servers came up as measurements and facts."""
     results, failed = run.gathered(context), failure(context)
     ready = Measurement(
-        "candidate_ready", 0.0 if failed else 1.0, n=1, unit="candidate up, active and completing",
+        "candidate_ready",
+        0.0 if failed else 1.0,
+        n=1,
+        unit="candidate up, active and completing",
         source=failed["reason"] if failed else "own completions, fact files, /server_info",
-    )  # fmt: skip
+    )
     facts = dict(results.facts)
     for name in (ENVIRONMENT, RELEASES, OBJECTS, READY):
-        facts[name] = {key: value for key, value in context.facts.get(name, {}).items() if key not in ("manifest", "candidate_failed", "unused_models")}
+        facts[name] = {
+            key: value
+            for key, value in context.facts.get(name, {}).items()
+            if key not in ("manifest", "candidate_failed", "unused_models")
+        }
     if failed:
         facts["candidate_failed"] = failed
     return Results(results.phase, results.kernel, measurements=(ready, *results.measurements), facts=facts)
@@ -332,10 +415,14 @@ def _gathered(run: PhaseRun, context: StepContext) -> Results:
 def _require_alive(run: PhaseRun, context: StepContext, fault: ServingError) -> None:
     """Let a fault stand as the run's error when it is the incumbent that is gone."""
     if not _client(run, context, "incumbent").health():
-        raise ServingError(f"the incumbent does not answer any more: {fault.message}", hint="The candidate was not judged.") from fault
+        raise ServingError(
+            f"the incumbent does not answer any more: {fault.message}", hint="The candidate was not judged."
+        ) from fault
 
 
-def _unfit(run: PhaseRun, host: ServingHost, release: dict[str, Any], found: dict[str, Any], loaded: list[str]) -> Problem | None:
+def _unfit(
+    run: PhaseRun, host: ServingHost, release: dict[str, Any], found: dict[str, Any], loaded: list[str]
+) -> Problem | None:
     if run.settings.server.device == "cuda" or release["archs"] != ["python"]:
         wrong = wrong_architecture(release["archs"], found["versions"]["capability"], found["versions"]["machine"])
         if wrong:
@@ -381,7 +468,9 @@ def _backend(run: PhaseRun, side: str) -> str:
 
 def _architectures(run: PhaseRun, kernel: Kernel) -> list[str]:
     on_gpu = run.settings.server.device == "cuda"
-    return list(run.settings.architectures) or [arch for arch in kernel.architectures if arch.startswith("sm_") == on_gpu]
+    return list(run.settings.architectures) or [
+        arch for arch in kernel.architectures if arch.startswith("sm_") == on_gpu
+    ]
 
 
 def _server(context: StepContext, side: str) -> Server:
@@ -394,5 +483,3 @@ def _client(run: PhaseRun, context: StepContext, side: str) -> Client:
 
 def _tail(run: PhaseRun, context: StepContext) -> tuple[str, ...]:
     return evidence(serving_host(run).log_lines(_server(context, "candidate")))
-
-

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from phases.base.clock import SystemClock
+from phases.base.errors import PhaseError
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.taken_down import TakenDown
-from phases.base.clock import SystemClock
-from phases.ledger.repository import repository_of
-from phases.base.errors import PhaseError
 from phases.engines.ssh.fanout import Results, fan_out
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
@@ -24,6 +23,7 @@ from phases.engines.ssh.lease import read_lease
 from phases.engines.ssh.releases import NEVER, read_inventory
 from phases.engines.ssh.router import make_router
 from phases.engines.ssh.settings import FleetSettings
+from phases.ledger.repository import repository_of
 from phases.playbook.schema import Playbook
 from phases.serving.client import Client
 
@@ -60,7 +60,11 @@ class FleetLook:
         return found.pop() if len(found) == 1 else ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"workers": [asdict(worker) for worker in self.workers], "note": self.note, "seconds": round(self.seconds, 2)}
+        return {
+            "workers": [asdict(worker) for worker in self.workers],
+            "note": self.note,
+            "seconds": round(self.seconds, 2),
+        }
 
 
 class FleetWatcher:
@@ -78,16 +82,33 @@ class FleetWatcher:
         from phases.production import hot  # brings scipy, which a playbook without a fleet need not wait for
 
         begun, hosts, router = time.monotonic(), self._fleet.hosts, self.settings.router
-        health = _begin(lambda: fan_out(hosts, lambda host: Client(host.url, host.name).health(min(5.0, seconds)), limit=AT_ONCE, deadline=seconds))
-        routed = _begin(lambda: {worker.url for worker in make_router(router, SystemClock()).workers() if worker.healthy})
-        found = self._fleet.each(lambda session: (read_inventory(session), read_lease(session), hot.kernel_of(session)), deadline=seconds)
+        health = _begin(
+            lambda: fan_out(
+                hosts,
+                lambda host: Client(host.url, host.name).health(min(5.0, seconds)),
+                limit=AT_ONCE,
+                deadline=seconds,
+            )
+        )
+        routed = _begin(
+            lambda: {worker.url for worker in make_router(router, SystemClock()).workers() if worker.healthy}
+        )
+        found = self._fleet.each(
+            lambda session: (read_inventory(session), read_lease(session), hot.kernel_of(session)), deadline=seconds
+        )
         left = lambda: max(0.5, seconds + 0.5 - (time.monotonic() - begun))  # noqa: E731
         healthy, in_service = health(left()), routed(left())
         workers = tuple(_worker(host, found, healthy, in_service) for host in hosts)
         down = taken_down.of_playbook(self._playbook)
         if down and down.ended is None or down and down.is_down and not any(worker.serving for worker in workers):
-            return FleetLook(() if down.is_down else workers, _said(down), time.monotonic() - begun)  # of one cut short, what is left
-        note = "" if in_service.value is not None or not (router.url or router.observe) else f"The router cannot be asked: {in_service.reason}"
+            return FleetLook(
+                () if down.is_down else workers, _said(down), time.monotonic() - begun
+            )  # of one cut short, what is left
+        note = (
+            ""
+            if in_service.value is not None or not (router.url or router.observe)
+            else f"The router cannot be asked: {in_service.reason}"
+        )
         return FleetLook(workers, note, time.monotonic() - begun)
 
     def close(self) -> None:
@@ -140,7 +161,9 @@ def _settings(playbook: Playbook) -> tuple[FleetSettings | None, str]:
     repo = repository_of(playbook.path)
     if not was_started(repo, playbook.name):
         down = taken_down.of_playbook(playbook)
-        return None, _said(down) if down and down.started is None else "The embedded fleet is not running; Phase 3 starts it."
+        return None, _said(
+            down
+        ) if down and down.started is None else "The embedded fleet is not running; Phase 3 starts it."
     return fleet_of(embedded, repo, playbook.name), ""
 
 
@@ -154,19 +177,29 @@ def _worker(host: Host, found: Results[Any], healthy: _Answer, in_service: _Answ
     well = healthy.value[host.name].value if healthy.value and healthy.value[host.name].ok else None
     result = found[host.name]
     if not result.ok:
-        reason = result.error.message if isinstance(result.error, PhaseError) else "no answer in time" if result.error is None else type(result.error).__name__
+        reason = (
+            result.error.message
+            if isinstance(result.error, PhaseError)
+            else "no answer in time"
+            if result.error is None
+            else type(result.error).__name__
+        )
         return WorkerView(host.name, host.url, serving=well, in_service=served, problem=reason)
     inventory, lease, kernel = result.value
     left = f"{lease.seconds_left:.0f} s left" if lease and lease.seconds_left > 0 else "ran out: goes back"
     held = f"{lease.state}, {left}" if lease and lease.active else ""
     problem = _problem(inventory, well, served)
-    return WorkerView(host.name, host.url, _none(inventory.current), _none(inventory.last_good), held, well, served, problem, kernel)
+    return WorkerView(
+        host.name, host.url, _none(inventory.current), _none(inventory.last_good), held, well, served, problem, kernel
+    )
 
 
 def _problem(inventory: Any, well: bool | None, served: bool | None) -> str:
     problems: Sequence[tuple[bool, str]] = (
-        (well is False, "does not answer"), (served is False, "gets no traffic"), (inventory.last_good == NEVER, "nothing to go back to"),
-    )  # fmt: skip
+        (well is False, "does not answer"),
+        (served is False, "gets no traffic"),
+        (inventory.last_good == NEVER, "nothing to go back to"),
+    )
     return ", ".join(text for holds, text in problems if holds)
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from phases.base.clock import Clock
+from phases.base.errors import Exit, JournalError, LedgerError
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.taken_down import TakenDown
-from phases.run import live_state, progress, run_directory, session
-from phases.ledger import repository as source
-from phases.run.journal import read as read_journal
-from phases.run.lock import Lock, Owner, is_dead
-from phases.run.progress import Standing, State
-from phases.run.run_directory import RunDirectory
-from phases.base.errors import Exit, JournalError, LedgerError
 from phases.ledger import lost
+from phases.ledger import repository as source
 from phases.ledger.checkpoint import RESULTS, Checkpoint
 from phases.ledger.ledger import Ledger
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
 from phases.playbook.schema import Playbook
+from phases.run import live_state, progress, run_directory, session
+from phases.run.journal import read as read_journal
+from phases.run.lock import Lock, Owner, is_dead
+from phases.run.progress import Standing, State
+from phases.run.run_directory import RunDirectory
 
 _ROLLED_BACK = (Exit.ROLLED_BACK, Exit.ROLLBACK_INCOMPLETE)
 
@@ -100,13 +100,21 @@ class Overview:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "playbook": self.playbook.name, "kernel": str(self.playbook.kernel), "phases": [standing.to_json() for standing in self.phases],
-            "waiting": [vars(row) for row in self.waiting], "running": vars(self.running) if self.running else None, "live": self.live,
-            "unfinished": list(self.unfinished), "exits": dict(self.exits), "last_good": vars(self.last_good) if self.last_good else None,
+            "playbook": self.playbook.name,
+            "kernel": str(self.playbook.kernel),
+            "phases": [standing.to_json() for standing in self.phases],
+            "waiting": [vars(row) for row in self.waiting],
+            "running": vars(self.running) if self.running else None,
+            "live": self.live,
+            "unfinished": list(self.unfinished),
+            "exits": dict(self.exits),
+            "last_good": vars(self.last_good) if self.last_good else None,
             "rolled_back": vars(self.rolled_back) if self.rolled_back else None,
-            "unrestored": vars(self.unrestored) if self.unrestored else None, "lost": self.lost, "damaged": self.damaged,
+            "unrestored": vars(self.unrestored) if self.unrestored else None,
+            "lost": self.lost,
+            "damaged": self.damaged,
             "taken_down": vars(self.taken_down) if self.taken_down else None,
-        }  # fmt: skip
+        }
 
 
 def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
@@ -115,7 +123,16 @@ def gather(playbook: Playbook, ledger: Ledger, clock: Clock) -> Overview:
     unfinished = tuple(run.record.run_id for run in latest if not session.finished(run))
     live = next((found for run in latest if owner and (found := live_state.read(run.path))), None)
     exits = tuple((run.record.phase, code) for run in latest if (code := _exit_of(run)) is not None)
-    here = Overview(playbook, clock.now(), (), running=owner, live=live, unfinished=unfinished, exits=exits, taken_down=taken_down.of_playbook(playbook))
+    here = Overview(
+        playbook,
+        clock.now(),
+        (),
+        running=owner,
+        live=live,
+        unfinished=unfinished,
+        exits=exits,
+        taken_down=taken_down.of_playbook(playbook),
+    )
     try:
         return replace(here, **_in_ledger(playbook, ledger))
     except LedgerError as fault:
@@ -127,9 +144,13 @@ def _in_ledger(playbook: Playbook, ledger: Ledger) -> dict[str, Any]:
     known = progress.standings(playbook, ledger, session.kernel_digest(playbook))
     mine = [found for found in ledger.checkpoints() if progress.of_playbook(found, playbook)]
     return {
-        "phases": known, "waiting": tuple(_waiting(row) for row in known if row.state is State.WAITING), "last_good": _last_good(ledger, mine),
-        "rolled_back": rolled_back(ledger, mine), "unrestored": unrestored(ledger, mine), "lost": lost.warning(ledger),
-    }  # fmt: skip
+        "phases": known,
+        "waiting": tuple(_waiting(row) for row in known if row.state is State.WAITING),
+        "last_good": _last_good(ledger, mine),
+        "rolled_back": rolled_back(ledger, mine),
+        "unrestored": unrestored(ledger, mine),
+        "lost": lost.warning(ledger),
+    }
 
 
 def _waiting(standing: Standing) -> Waiting:
@@ -154,7 +175,11 @@ def _runs(playbook: Playbook, clock: Clock) -> tuple[Owner | None, list[RunDirec
 
 def _exit_of(run: RunDirectory) -> int | None:
     try:
-        ends = [record.data["exit"] for record in read_journal(run.journal, run.record.run_id) if record.event == "run-finished"]
+        ends = [
+            record.data["exit"]
+            for record in read_journal(run.journal, run.record.run_id)
+            if record.event == "run-finished"
+        ]
     except JournalError:
         return None
     return int(ends[-1]) if ends else None
@@ -203,8 +228,18 @@ def _rollback_of(ledger: Ledger, found: Checkpoint) -> RolledBack | None:
     else:
         return None
     state = str(back.get("state", ""))
-    restores = bool(back.get("restores", state != "safe"))  # not told by older ones, where most that ended safe went no further
-    return RolledBack(found.name, found.recorded_at, bool(back.get("verified")), str(back.get("reason", "")), state, restores, _members(back.get("left")))
+    restores = bool(
+        back.get("restores", state != "safe")
+    )  # not told by older ones, where most that ended safe went no further
+    return RolledBack(
+        found.name,
+        found.recorded_at,
+        bool(back.get("verified")),
+        str(back.get("reason", "")),
+        state,
+        restores,
+        _members(back.get("left")),
+    )
 
 
 def _facts(ledger: Ledger, found: Checkpoint) -> dict[str, Any]:

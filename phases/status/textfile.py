@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phases import __version__
-from phases.base.files import explain
 from phases.base.errors import PhaseError
+from phases.base.files import explain
 from phases.playbook.typed import setting
 
 if TYPE_CHECKING:
@@ -53,11 +53,15 @@ SUFFIX = ".prom"  # of the files that node_exporter reads; it passes over all ot
 class MetricsSettings:
     """State for Prometheus, written anew whenever a command changes it."""
 
-    textfile: Path = setting(help="a .prom file in the directory of node_exporter's textfile collector; from the playbook's directory")
+    textfile: Path = setting(
+        help="a .prom file in the directory of node_exporter's textfile collector; from the playbook's directory"
+    )
 
     def check(self, node: Any, mistakes: Any) -> None:
         if self.textfile.suffix != SUFFIX:
-            mistakes.add(node.get("textfile") or node, f"{node.path}: node_exporter reads only files that end in {SUFFIX}")
+            mistakes.add(
+                node.get("textfile") or node, f"{node.path}: node_exporter reads only files that end in {SUFFIX}"
+            )
 
 
 def write(path: Path, overview: Overview, look: FleetLook | None = None) -> None:
@@ -66,7 +70,10 @@ def write(path: Path, overview: Overview, look: FleetLook | None = None) -> None
 
     try:
         if path.exists() and not path.is_file():  # the new file would take the place of a device, /dev/stdout say
-            raise PhaseError(f"the metrics cannot be written: {path} is no ordinary file.", hint="Name a .prom file in the directory of node_exporter's textfile collector.")
+            raise PhaseError(
+                f"the metrics cannot be written: {path} is no ordinary file.",
+                hint="Name a .prom file in the directory of node_exporter's textfile collector.",
+            )
         write_to_textfile(str(path), registry(overview, look))
     except OSError as fault:
         message, hint = explain(fault)
@@ -119,18 +126,35 @@ class _Gauges:
 
 
 def _phases(gauges: _Gauges, overview: Overview) -> None:
-    from phases.run.progress import State
     from phases.base.verdict import Verdict
+    from phases.run.progress import State
 
     for standing in overview.phases:
         phase, checkpoint = standing.section.name, standing.checkpoint
         for state in State:
-            gauges.add("phase_state", "State of a phase.", standing.state is state, phase=phase, state=state.value.replace(" ", "-"))
+            gauges.add(
+                "phase_state",
+                "State of a phase.",
+                standing.state is state,
+                phase=phase,
+                state=state.value.replace(" ", "-"),
+            )
         if checkpoint is None:
             continue
         for verdict in Verdict:
-            gauges.add("phase_verdict", "Verdict of a phase's newest checkpoint.", checkpoint.verdict is verdict, phase=phase, verdict=verdict.value)
-        gauges.add("phase_recorded_timestamp_seconds", "When a phase's newest checkpoint was recorded.", checkpoint.recorded_at, phase=phase)
+            gauges.add(
+                "phase_verdict",
+                "Verdict of a phase's newest checkpoint.",
+                checkpoint.verdict is verdict,
+                phase=phase,
+                verdict=verdict.value,
+            )
+        gauges.add(
+            "phase_recorded_timestamp_seconds",
+            "When a phase's newest checkpoint was recorded.",
+            checkpoint.recorded_at,
+            phase=phase,
+        )
     for row in overview.waiting:
         gauges.add("waiting_since_timestamp_seconds", "Since when a review is waited for.", row.since, phase=row.phase)
 
@@ -139,7 +163,11 @@ def _runs(gauges: _Gauges, overview: Overview) -> None:
     gauges.add("run_active", "Whether a run holds the playbook's lock on this machine.", overview.running is not None)
     if overview.running:
         gauges.add("run_started_timestamp_seconds", "When that run took the lock.", overview.running.since)
-    gauges.add("runs_unfinished", "Runs on this machine that were cut off.", len(overview.unfinished) if overview.running is None else 0)
+    gauges.add(
+        "runs_unfinished",
+        "Runs on this machine that were cut off.",
+        len(overview.unfinished) if overview.running is None else 0,
+    )
     for phase, code in overview.exits:
         gauges.add("last_exit_code", "Exit code of a phase's latest finished run on this machine.", code, phase=phase)
 
@@ -147,12 +175,28 @@ def _runs(gauges: _Gauges, overview: Overview) -> None:
 def _production(gauges: _Gauges, overview: Overview) -> None:
     good, back = overview.last_good, overview.rolled_back
     if good:
-        gauges.add("last_good_info", "The release made last-good by a full rollout.", 1, release=good.release, checkpoint=good.checkpoint)
+        gauges.add(
+            "last_good_info",
+            "The release made last-good by a full rollout.",
+            1,
+            release=good.release,
+            checkpoint=good.checkpoint,
+        )
         gauges.add("last_good_timestamp_seconds", "When that release was made last-good.", good.at)
     if back:
-        gauges.add("rolled_back_timestamp_seconds", "When the newest rollback was recorded.", back.at, checkpoint=back.checkpoint)
+        gauges.add(
+            "rolled_back_timestamp_seconds",
+            "When the newest rollback was recorded.",
+            back.at,
+            checkpoint=back.checkpoint,
+        )
         if back.verified or overview.left_to_restore:
-            gauges.add("rollback_verified", "Whether that rollback was observed to be complete, and none before it left a worker unrestored.", back.verified and not overview.left_to_restore, checkpoint=back.checkpoint)
+            gauges.add(
+                "rollback_verified",
+                "Whether that rollback was observed to be complete, and none before it left a worker unrestored.",
+                back.verified and not overview.left_to_restore,
+                checkpoint=back.checkpoint,
+            )
 
 
 def _workers(gauges: _Gauges, look: FleetLook) -> None:
@@ -163,7 +207,12 @@ def _workers(gauges: _Gauges, look: FleetLook) -> None:
             if value is not None:
                 gauges.add(name, "Whether a worker is well, or gets requests.", value, worker=worker.name)
         if worker.current and worker.last_good:
-            gauges.add("worker_on_last_good", "Whether a worker runs what a rollback goes to.", worker.current == worker.last_good, worker=worker.name)
+            gauges.add(
+                "worker_on_last_good",
+                "Whether a worker runs what a rollback goes to.",
+                worker.current == worker.last_good,
+                worker=worker.name,
+            )
 
 
 def _kernel(overview: Overview) -> str:

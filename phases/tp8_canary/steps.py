@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phases.analysis.decision import Outcome
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import Facts, Step, StepContext
 from phases.base.errors import Exit, PhaseError
-from phases.engines.ssh.host import Host
 from phases.base.results import Measurement, Results
-from phases.production import agreement
-from phases.trial import judging
+from phases.engines.ssh.host import Host
 from phases.fleet import shared_steps, traffic
-from phases.trial.arms import Arms, choose_arms
-from phases.trial.bake import Verdict
-from phases.production.decided import JUDGED, decide, decided
 from phases.fleet.live import Live, fleet_settings
+from phases.fleet.shared_steps import PUSH, batches_under_floor, names, together
+from phases.production import agreement
+from phases.production.decided import JUDGED, decide, decided
 from phases.production.production import Production
 from phases.rollback.steps import Rollback, roll_back, strayed
-from phases.trial.settings import Design
-from phases.fleet.shared_steps import PUSH, batches_under_floor, names, together
 from phases.rollback.takeover import let_others_finish
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import Facts, Step, StepContext
+from phases.trial import judging
+from phases.trial.arms import Arms, choose_arms
+from phases.trial.bake import Verdict
+from phases.trial.settings import Design
 
 CONTROL, CANARY, BAKE, END = "restart the control", "switch the canary", "bake", "put production back"
 GOING_BACK = "going back"  # the end of the bake, for the account of the load
@@ -71,7 +71,9 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
 
     def switch(context: StepContext) -> Facts:
         production, digest = live.production(context), context.facts[PUSH]["candidate"]
-        there = {s.host.name for s in production.observe() if s.current == digest and s.leased and s.in_service}  # a killed process got so far
+        there = {
+            s.host.name for s in production.observe() if s.current == digest and s.leased and s.in_service
+        }  # a killed process got so far
         failed: dict[str, Any] = {}
         with live.traffic(context).during(CANARY) as load:
             try:
@@ -82,7 +84,13 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
                 failed = {"failed": str(fault), "detected": context.clock.now()}
                 context.progress(f"did not succeed, and the canary will not bake: {fault}")
         agreements = [found.to_json() for found in production.agreements]
-        return {"digest": digest, "switched": context.clock.now(), "load": traffic.kept(load), "agreement": agreements, **failed}
+        return {
+            "digest": digest,
+            "switched": context.clock.now(),
+            "load": traffic.kept(load),
+            "agreement": agreements,
+            **failed,
+        }
 
     def holds(context: StepContext, facts: Facts) -> bool:
         """A canary that failed to switch or has been judged is not wanted on the candidate any more."""
@@ -92,7 +100,12 @@ def switch_canary(run: PhaseRun, live: Live) -> Step:
         states = [s for s in live.production(context).observe() if s.host.name in names]
         return all(s.current == facts["digest"] and s.leased and s.in_service for s in states)
 
-    return Step(CANARY, f"{names(arms.canary)} to the candidate: drain, lease, switch, restart, prove every rank, warm up", switch, holds=holds)
+    return Step(
+        CANARY,
+        f"{names(arms.canary)} to the candidate: drain, lease, switch, restart, prove every rank, warm up",
+        switch,
+        holds=holds,
+    )
 
 
 def bake(run: PhaseRun, live: Live) -> Step:
@@ -104,19 +117,36 @@ def bake(run: PhaseRun, live: Live) -> Step:
             context.progress("not begun: the canary was not switched")
             row = Measurement("canary_passed", 0.0, 0.0, 0.0, n=1, source=switched["failed"])
             rows = (row, *agreement.measurements(switched["agreement"]))
-            facts = {"bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]}, "detected": switched["detected"]}
+            facts = {
+                "bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]},
+                "detected": switched["detected"],
+            }
             return {"measurements": rows, "facts": {**facts, "agreement": switched["agreement"]}}
         production, known = live.production(context), _judged(context, switched)
         with live.traffic(context).during(BAKE) as load:
             if known is None:
                 if run.settings.design is Design.SWITCHBACK:
-                    verdict = judging.judge_turns(run, production, run.settings, arms.canary, switched["digest"], context)
+                    verdict = judging.judge_turns(
+                        run, production, run.settings, arms.canary, switched["digest"], context
+                    )
                 else:
-                    verdict = judging.judge(run, production, run.settings.judge, arms.canary, arms.control, switched["digest"], context, others=arms.rest)
+                    verdict = judging.judge(
+                        run,
+                        production,
+                        run.settings.judge,
+                        arms.canary,
+                        arms.control,
+                        switched["digest"],
+                        context,
+                        others=arms.rest,
+                    )
                 known = _decide(run, context, production, verdict, judging.share_row(verdict, arms))
         with live.traffic(context).during(GOING_BACK) as back_load:
             ended = _end_under_load(production, known.facts)
-        return {"measurements": known.measurements, "facts": {**known.facts, **ended, traffic.during(BAKE): traffic.kept([*load, *back_load])}}
+        return {
+            "measurements": known.measurements,
+            "facts": {**known.facts, **ended, traffic.during(BAKE): traffic.kept([*load, *back_load])},
+        }
 
     settings = run.settings.judge
     shown = ", ".join(f"{m.metric} p{m.quantile * 100:g} within {m.margin:.0%}" for m in settings.metrics)
@@ -125,7 +155,9 @@ def bake(run: PhaseRun, live: Live) -> Step:
         turns = run.settings.turns
         lead_in = f", the first {turns.lead_in:g} s not judged" if turns.lead_in else ""
         shown, every = f"{shown}, in turns of {turns.period:g} s on the same workers{lead_in}", 2 * turns.period
-    return run.results_step(BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {every:g} s", measure)
+    return run.results_step(
+        BAKE, f"{shown}; {settings.bake:g} to {settings.deadline:g} s, looked at every {every:g} s", measure
+    )
 
 
 def _judged(context: StepContext, switched: Facts) -> Results | None:
@@ -134,11 +166,22 @@ def _judged(context: StepContext, switched: Facts) -> Results | None:
     return known if known is not None and known.facts["switched"] == switched["switched"] else None
 
 
-def _decide(run: PhaseRun, context: StepContext, production: Production, verdict: Verdict, share: Measurement) -> Results:
+def _decide(
+    run: PhaseRun, context: StepContext, production: Production, verdict: Verdict, share: Measurement
+) -> Results:
     context.progress(f"{verdict.outcome.value}: {verdict.reason}")
     sick = bool(verdict.fault and verdict.fault.incumbent)
-    facts = {**judging.evidence(production, verdict), "detected": context.clock.now(), "switched": context.facts[CANARY]["switched"], "incumbent_sick": sick}
-    return decide(context.work, JUDGED, Results(run.section.name, run.kernel.name, measurements=(*judging.measurements(verdict), share), facts=facts))
+    facts = {
+        **judging.evidence(production, verdict),
+        "detected": context.clock.now(),
+        "switched": context.facts[CANARY]["switched"],
+        "incumbent_sick": sick,
+    }
+    return decide(
+        context.work,
+        JUDGED,
+        Results(run.section.name, run.kernel.name, measurements=(*judging.measurements(verdict), share), facts=facts),
+    )
 
 
 def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +191,9 @@ def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, 
         return {"halted": f"the incumbent is what is sick ({reason}); nothing was swapped"}
     failed = outcome is Outcome.FAIL
     let_others_finish(production)
-    back = roll_back(production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed)
+    back = roll_back(
+        production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed
+    )
     return {"rollback": back.to_json(), "timeline": list(back.events)}
 
 
@@ -164,11 +209,18 @@ def put_back(run: PhaseRun, live: Live) -> Step:
         back: Rollback | None = None
         load: list[traffic.Share] = []
         if not kept.get("rollback", {}).get("verified") or any(map(strayed, production.observe())):
-            reason, detected = kept.get("bake", {}).get("reason", "the phase ended"), kept.get("detected", context.clock.now())
+            reason, detected = (
+                kept.get("bake", {}).get("reason", "the phase ended"),
+                kept.get("detected", context.clock.now()),
+            )
             with live.traffic(context).during(END) as load:
                 back = roll_back(production, reason, detected=detected, planned=not failed)
         verified = back.verified if back else True
-        facts: Facts = {"verified": verified, "rollback": back.to_json() if back else kept["rollback"], "load": traffic.kept(load)}
+        facts: Facts = {
+            "verified": verified,
+            "rollback": back.to_json() if back else kept["rollback"],
+            "load": traffic.kept(load),
+        }
         if not verified:
             facts["exit_code"] = int(Exit.ROLLBACK_INCOMPLETE)
         elif failed:

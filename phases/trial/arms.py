@@ -38,7 +38,9 @@ def choose_arms(workers: Sequence[Host], settings: CanarySettings) -> Arms:
     fit = [host for host in workers if settings.labels.items() <= host.labels.items()]
     canaries = fit[: settings.canary.of(len(workers))]
     if not canaries:
-        raise UsageError(f"no worker has the labels {settings.labels}.", hint="Correct `labels` of the canary or of the hosts.")
+        raise UsageError(
+            f"no worker has the labels {settings.labels}.", hint="Correct `labels` of the canary or of the hosts."
+        )
     if settings.design is Design.SWITCHBACK:  # they are their own control
         return Arms(tuple(canaries), (), tuple(host for host in workers if host not in canaries))
     kinds = {_kind(host) for host in canaries}

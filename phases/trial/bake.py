@@ -21,12 +21,12 @@ from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.base.clock import Clock
 from phases.base.errors import AnalysisError
+from phases.serving.load import RequestRecord
 from phases.trial.looks import Looks, name_of
 from phases.trial.metrics import Read, as_scrape, read_metrics
 from phases.trial.prometheus_source import SourceError
 from phases.trial.reference import Level, Recorder
 from phases.trial.settings import ERRORS, JudgeSettings
-from phases.serving.load import RequestRecord
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,16 @@ class Verdict:
         """results.facts["sequential"]: what the report draws, one entry a test."""
         return [
             {
-                "name": name_of(d), "unit": d.unit, "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
-                "looks": self.looks.rows.get(name_of(d), []), "decided_at": self.looks.decided.get(name_of(d)), "verdict": d.outcome.value, "reason": d.reason,
+                "name": name_of(d),
+                "unit": d.unit,
+                "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
+                "looks": self.looks.rows.get(name_of(d), []),
+                "decided_at": self.looks.decided.get(name_of(d)),
+                "verdict": d.outcome.value,
+                "reason": d.reason,
             }
             for d in self.decisions
-        ]  # fmt: skip
+        ]
 
 
 class Probes(Protocol):
@@ -116,9 +121,21 @@ class Bake:
         source = f"/metrics of {', '.join([*self.canary, *self.control])}"
         tests = [self.settings.test(metric) for metric in self.settings.metrics]
         self._histograms = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
-        self._records = [SequentialTest(test, source="own requests to each arm") for test in tests] if self.probes else []
-        self._errors = {kind: ErrorTest(kind, tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.settings.window,
-                                        deadline=self.settings.deadline, min_samples=self.settings.min_samples, source=source) for kind in ERRORS}  # fmt: skip
+        self._records = (
+            [SequentialTest(test, source="own requests to each arm") for test in tests] if self.probes else []
+        )
+        self._errors = {
+            kind: ErrorTest(
+                kind,
+                tolerance=self.settings.error_tolerance,
+                alpha=self.settings.share,
+                window=self.settings.window,
+                deadline=self.settings.deadline,
+                min_samples=self.settings.min_samples,
+                source=source,
+            )
+            for kind in ERRORS
+        }
         self._counters = CounterWindows()
         self._looks = Looks()
         self._reference = Recorder(self.settings.metrics)
@@ -133,7 +150,9 @@ class Bake:
             now = self.clock.now()
             decisions = self._look(now, now - started)
             if fault:
-                return self._end(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, decisions, now - started, fault)
+                return self._end(
+                    Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, decisions, now - started, fault
+                )
             outcome = outcome_of(decisions, now - started, self.settings)
             if outcome is not Outcome.CONTINUE:
                 return self._end(outcome, decisions, now - started, None)
@@ -201,14 +220,18 @@ class Bake:
         return decisions
 
     def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
-        return Verdict(outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests))
+        return Verdict(
+            outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
+        )
 
 
 def outcome_of(decisions: Sequence[Decision], elapsed: float, settings: JudgeSettings) -> Outcome:
     """Where a bake stands: one test that fails is enough, a pass needs all of them and the whole bake, the deadline ends it."""
     if any(d.outcome is Outcome.FAIL for d in decisions):
         return Outcome.FAIL
-    found = {d.outcome for d in decisions if d.metric != "4xx"}  # the users' own mistakes may leave that one open for ever
+    found = {
+        d.outcome for d in decisions if d.metric != "4xx"
+    }  # the users' own mistakes may leave that one open for ever
     if elapsed >= settings.deadline:
         return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
     return Outcome.PASS if found == {Outcome.PASS} and elapsed >= settings.bake else Outcome.CONTINUE

@@ -11,27 +11,37 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phases.analysis.decision import Decision
-from phases.run.phase_run import PhaseRun
-from phases.run.steps import StepContext
-from phases.engines.ssh.host import Host
 from phases.base.results import Measurement
+from phases.engines.ssh.host import Host
+from phases.fleet.traffic import prompts_of
 from phases.production import agreement, hot
 from phases.production.agreement import AgreementWatch
+from phases.production.production import Production
+from phases.rollback.takeover import put_back_by_others, taken_over
+from phases.run.phase_run import PhaseRun
+from phases.run.steps import StepContext
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
+from phases.tp8_canary.settings import CanarySettings
 from phases.trial.arms import Arms, kinds_of
 from phases.trial.bake import Bake, Fault, Verdict
 from phases.trial.looks import look_facts, name_of
 from phases.trial.metrics import reader
-from phases.production.production import Production
-from phases.tp8_canary.settings import CanarySettings
 from phases.trial.settings import JudgeSettings
 from phases.trial.switchback import Switchback
-from phases.rollback.takeover import put_back_by_others, taken_over
-from phases.fleet.traffic import prompts_of
-from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 
 
-def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host], digest: str,
-          context: StepContext, *, moved: Sequence[Host] = (), others: Sequence[Host] = ()) -> Verdict:  # fmt: skip
+def judge(
+    run: PhaseRun,
+    production: Production,
+    settings: JudgeSettings,
+    canary: Sequence[Host],
+    control: Sequence[Host],
+    digest: str,
+    context: StepContext,
+    *,
+    moved: Sequence[Host] = (),
+    others: Sequence[Host] = (),
+) -> Verdict:
     """Bake the canary against the control until there is a verdict.
 
     Args:
@@ -56,17 +66,38 @@ def judge(run: PhaseRun, production: Production, settings: JudgeSettings, canary
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
         context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 
-    watch = AgreementWatch(lambda turn: production.agreement(candidates[turn % len(candidates)]), production.settings.agreement,
-                           at_once=not production.agreements)  # fmt: skip
+    watch = AgreementWatch(
+        lambda turn: production.agreement(candidates[turn % len(candidates)]),
+        production.settings.agreement,
+        at_once=not production.agreements,
+    )
     with probing(run, production, settings, canary, control) as probes, watch:
-        bake = Bake(settings, urls["canary"], urls["control"], context.clock, check, on_look, probes=probes, others=urls[""],
-                    read=reader(production.settings, production.workers),
-                    kinds=kinds_of(production.workers))  # fmt: skip
+        bake = Bake(
+            settings,
+            urls["canary"],
+            urls["control"],
+            context.clock,
+            check,
+            on_look,
+            probes=probes,
+            others=urls[""],
+            read=reader(production.settings, production.workers),
+            kinds=kinds_of(production.workers),
+        )
         verdict = bake.run()
-    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found]))
+    return dataclasses.replace(
+        verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found])
+    )
 
 
-def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings, canary: Sequence[Host], digest: str, context: StepContext) -> Verdict:
+def judge_turns(
+    run: PhaseRun,
+    production: Production,
+    settings: CanarySettings,
+    canary: Sequence[Host],
+    digest: str,
+    context: StepContext,
+) -> Verdict:
     """Candidate and incumbent in turns on the canary workers, by the hot fallback, until there is a verdict."""
 
     def switch(arm: str) -> hot.HotSwitch:
@@ -84,10 +115,17 @@ def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings,
             load.start()
             stack.callback(load.abandon)
         bake = Switchback(
-            settings.judge, settings.turns, {host.name: host.url for host in canary}, context.clock, switch,
-            lambda: _sick(production, canary, (), digest, thorough=True, turns=True), on_look, reader(production.settings, production.workers), probes,
+            settings.judge,
+            settings.turns,
+            {host.name: host.url for host in canary},
+            context.clock,
+            switch,
+            lambda: _sick(production, canary, (), digest, thorough=True, turns=True),
+            on_look,
+            reader(production.settings, production.workers),
+            probes,
             kinds_of(production.workers),
-        )  # fmt: skip
+        )
         verdict = bake.run()
     return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in production.agreements))
 
@@ -95,15 +133,23 @@ def judge_turns(run: PhaseRun, production: Production, settings: CanarySettings,
 class ArmProbes:
     """Open-loop requests to both arms at one rate, each arm's workers in turn."""
 
-    def __init__(self, run: PhaseRun, production: Production, settings: JudgeSettings, arms: dict[str, Sequence[Host]]) -> None:
+    def __init__(
+        self, run: PhaseRun, production: Production, settings: JudgeSettings, arms: dict[str, Sequence[Host]]
+    ) -> None:
         self._finished: queue.Queue[tuple[str, RequestRecord]] = queue.Queue()
         load, timeout = production.settings.load, production.settings.server.request_timeout
         prompts = prompts_of(run, load)
         self.loads = [
-            OpenLoopLoad(_in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]), prompts, settings.probes,
-                         max_in_flight=load.max_in_flight, seed=number, on_record=functools.partial(self._keep, arm))
+            OpenLoopLoad(
+                _in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]),
+                prompts,
+                settings.probes,
+                max_in_flight=load.max_in_flight,
+                seed=number,
+                on_record=functools.partial(self._keep, arm),
+            )
             for number, (arm, hosts) in enumerate(arms.items())
-        ]  # fmt: skip
+        ]
 
     def take(self) -> list[tuple[str, RequestRecord]]:
         found = []
@@ -116,7 +162,9 @@ class ArmProbes:
 
 
 @contextlib.contextmanager
-def probing(run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host]) -> Iterator[ArmProbes | None]:
+def probing(
+    run: PhaseRun, production: Production, settings: JudgeSettings, canary: Sequence[Host], control: Sequence[Host]
+) -> Iterator[ArmProbes | None]:
     """Own requests straight to each arm while the block runs; None when the playbook wants none."""
     if settings.probes == 0:
         yield None
@@ -147,10 +195,26 @@ def share_row(verdict: Verdict, arms: Arms) -> Measurement:
     total = canary + control
     wanted = len(arms.canary) / (len(arms.canary) + len(arms.control or arms.canary))  # in turns: half of the time
     ratio = canary / total / wanted if total else None
-    return Measurement("canary_share", ratio, ratio, ratio, n=int(total), unit="of the wanted share", source="response counters of both arms")
+    return Measurement(
+        "canary_share",
+        ratio,
+        ratio,
+        ratio,
+        n=int(total),
+        unit="of the wanted share",
+        source="response counters of both arms",
+    )
 
 
-def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host], digest: str, *, thorough: bool, turns: bool = False) -> Fault | None:
+def _sick(
+    production: Production,
+    canary: Sequence[Host],
+    control: Sequence[Host],
+    digest: str,
+    *,
+    thorough: bool,
+    turns: bool = False,
+) -> Fault | None:
     """Whether a worker is down, gone back by itself, or mixed. The control being sick is the incumbent's fault.
 
     Args:
@@ -159,7 +223,9 @@ def _sick(production: Production, canary: Sequence[Host], control: Sequence[Host
     lost = production.lost_leases()
     for host in canary:
         if host.name in lost:
-            return Fault(host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False)
+            return Fault(
+                host.name, f"its lease cannot be renewed ({lost[host.name]}); it goes back by itself", incumbent=False
+            )
         if not _answers(production, host):
             return Fault(host.name, "it does not answer /health", incumbent=False)
         if turns and (reason := production.tripped(host, ever=True) or production.ordered_back(host)):
@@ -188,9 +254,16 @@ def _brief(decision: Decision) -> str:
 
 def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
-    facts: dict[str, Any] = {"sequential": verdict.facts(), "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}}
+    facts: dict[str, Any] = {
+        "sequential": verdict.facts(),
+        "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason},
+    }
     facts |= {"reference": [level.to_json() for level in verdict.reference], "agreement": list(verdict.agreements)}
     if verdict.fault:
         host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
-        facts["fault"] = {"worker": verdict.fault.worker, "reason": verdict.fault.reason, "log": production.logs(host).splitlines()[-40:] if host else []}
+        facts["fault"] = {
+            "worker": verdict.fault.worker,
+            "reason": verdict.fault.reason,
+            "log": production.logs(host).splitlines()[-40:] if host else [],
+        }
     return facts

@@ -11,8 +11,13 @@ from phases.engines.ssh.host import Host
 from phases.trial.settings import JudgeSettings
 
 
-def look_facts(elapsed: float, decisions: Sequence[Decision], settings: JudgeSettings, arms: Mapping[str, Sequence[Host]],
-               seconds: float | None = None) -> dict[str, Any]:  # fmt: skip
+def look_facts(
+    elapsed: float,
+    decisions: Sequence[Decision],
+    settings: JudgeSettings,
+    arms: Mapping[str, Sequence[Host]],
+    seconds: float | None = None,
+) -> dict[str, Any]:
     """What a look found.
 
     Args:
@@ -21,17 +26,29 @@ def look_facts(elapsed: float, decisions: Sequence[Decision], settings: JudgeSet
         elapsed, bake, deadline: seconds. arms: names of the workers by arm. requests: answered so far by arm, as far as a test
         counts them. tests: a row each with name, unit, estimate, low, high, threshold, n and outcome.
     """
-    counted = [{arm: row["requests"] for arm, row in decision.counts.items() if "requests" in row} for decision in decisions]
+    counted = [
+        {arm: row["requests"] for arm, row in decision.counts.items() if "requests" in row} for decision in decisions
+    ]
     return {
-        "elapsed": elapsed, "bake": settings.bake if seconds is None else seconds, "deadline": settings.deadline if seconds is None else seconds,
+        "elapsed": elapsed,
+        "bake": settings.bake if seconds is None else seconds,
+        "deadline": settings.deadline if seconds is None else seconds,
         "arms": {arm: [host.name for host in hosts] for arm, hosts in arms.items()},
         "requests": next((row for row in counted if row), {}),
         "tests": [
-            {"name": name_of(d), "unit": d.unit, "estimate": d.estimate, "low": d.low, "high": d.high, "threshold": d.threshold, "n": d.n,
-             "outcome": d.outcome.value}
+            {
+                "name": name_of(d),
+                "unit": d.unit,
+                "estimate": d.estimate,
+                "low": d.low,
+                "high": d.high,
+                "threshold": d.threshold,
+                "n": d.n,
+                "outcome": d.outcome.value,
+            }
             for d in decisions
         ],
-    }  # fmt: skip
+    }
 
 
 @dataclass

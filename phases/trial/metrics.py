@@ -10,11 +10,11 @@ import requests
 
 from phases.analysis.scrape import HISTOGRAMS, RESPONSES, Scrape
 from phases.base.errors import AnalysisError
+from phases.base.scraping import TooLong, get_text
 from phases.engines.ssh.host import Host
+from phases.production.settings import ProductionSettings
 from phases.trial.prometheus_source import PrometheusSource
 from phases.trial.settings import JudgeSettings
-from phases.production.settings import ProductionSettings
-from phases.base.scraping import TooLong, get_text
 
 if TYPE_CHECKING:
     from phases.production.production import Production
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 SCRAPE_SECONDS = 5.0
 APPEAR_SECONDS = 30.0  # a series exists from the first request on, and Prometheus knows of it one scrape later
 
-Read = Callable[[str], str | Scrape]  # base URL of a worker -> the text of its metrics, or a scrape taken by somebody else
+Read = Callable[
+    [str], str | Scrape
+]  # base URL of a worker -> the text of its metrics, or a scrape taken by somebody else
 
 
 def read_metrics(url: str) -> str:
@@ -32,7 +34,9 @@ def read_metrics(url: str) -> str:
     except TooLong as fault:
         raise AnalysisError(f"{fault}.", hint=fault.hint) from None
     except requests.RequestException as fault:
-        raise AnalysisError(f"{url}/metrics cannot be read: {type(fault).__name__}.", hint="Is the worker up?") from None
+        raise AnalysisError(
+            f"{url}/metrics cannot be read: {type(fault).__name__}.", hint="Is the worker up?"
+        ) from None
 
 
 def reader(settings: ProductionSettings, workers: Sequence[Host]) -> Read:
@@ -42,7 +46,11 @@ def reader(settings: ProductionSettings, workers: Sequence[Host]) -> Read:
 
 def as_scrape(found: str | Scrape, *, t: float, source: str) -> Scrape:
     """What was read, as one scrape of a worker. A scrape taken by somebody else keeps its own time."""
-    return dataclasses.replace(found, source=source) if isinstance(found, Scrape) else Scrape.parse(found, t=t, source=source)
+    return (
+        dataclasses.replace(found, source=source)
+        if isinstance(found, Scrape)
+        else Scrape.parse(found, t=t, source=source)
+    )
 
 
 def require_metrics(production: Production, judge: JudgeSettings) -> None:
@@ -58,7 +66,11 @@ def require_metrics(production: Production, judge: JudgeSettings) -> None:
         if _lacking(_scrape(read, host), histograms):
             production.prove(host)
         until = production.clock.monotonic() + APPEAR_SECONDS
-        while _lacking(scrape := _scrape(read, host), histograms) and production.settings.prometheus and production.clock.monotonic() < until:
+        while (
+            _lacking(scrape := _scrape(read, host), histograms)
+            and production.settings.prometheus
+            and production.clock.monotonic() < until
+        ):
             production.clock.sleep(1.0)
         for names in histograms:
             scrape.require(names, suffix="_bucket")
@@ -70,4 +82,6 @@ def _scrape(read: Read, host: Host) -> Scrape:
 
 
 def _lacking(scrape: Scrape, histograms: Sequence[tuple[str, ...]]) -> bool:
-    return scrape.resolve([RESPONSES]) is None or any(scrape.resolve(names, suffix="_bucket") is None for names in histograms)
+    return scrape.resolve([RESPONSES]) is None or any(
+        scrape.resolve(names, suffix="_bucket") is None for names in histograms
+    )

@@ -53,7 +53,10 @@ class PrometheusSource:
         self._require_up(instance)
         rows = self._query(f"{{__name__=~{_quoted(_names())}, {LABEL}={_quoted(instance)}}}")
         if not rows:
-            raise SourceError(f"Prometheus at {self._shown} has no metrics of SGLang for {instance}.", hint="Is --enable-metrics set, and are they kept by its relabelling?")
+            raise SourceError(
+                f"Prometheus at {self._shown} has no metrics of SGLang for {instance}.",
+                hint="Is --enable-metrics set, and are they kept by its relabelling?",
+            )
         return Scrape(self._scraped_at(instance), instance, _samples(rows, instance))
 
     def require(self) -> None:
@@ -72,18 +75,29 @@ class PrometheusSource:
             )
         jobs = sorted({row["metric"].get("job", "") for row in rows})
         if len(jobs) > 1:
-            raise SourceError(f"Prometheus at {self._shown} scrapes {instance} in {len(jobs)} jobs ({', '.join(jobs)}).", hint="Its requests would count twice; scrape it once.")
+            raise SourceError(
+                f"Prometheus at {self._shown} scrapes {instance} in {len(jobs)} jobs ({', '.join(jobs)}).",
+                hint="Its requests would count twice; scrape it once.",
+            )
         if float(rows[0]["value"][1]) != 1:
-            raise SourceError(f"Prometheus at {self._shown} cannot scrape {instance}.", hint="Is the worker up, and may Prometheus reach it?")
+            raise SourceError(
+                f"Prometheus at {self._shown} cannot scrape {instance}.",
+                hint="Is the worker up, and may Prometheus reach it?",
+            )
 
     def _scraped_at(self, instance: str) -> float:
         """When the target was last scraped; both times are of the server's clock."""
         rows = self._query(f"timestamp(up{{{LABEL}={_quoted(instance)}}})")
         if not rows:
-            raise SourceError(f"Prometheus at {self._shown} no longer scrapes {instance}.", hint="See its page of targets.")
+            raise SourceError(
+                f"Prometheus at {self._shown} no longer scrapes {instance}.", hint="See its page of targets."
+            )
         asked, scraped = float(rows[0]["value"][0]), float(rows[0]["value"][1])
         if asked - scraped > self.stale:
-            raise SourceError(f"Prometheus at {self._shown} last scraped {instance} {asked - scraped:.0f} s ago.", hint=f"Scrape it at least every {self.stale / 2:g} s.")
+            raise SourceError(
+                f"Prometheus at {self._shown} last scraped {instance} {asked - scraped:.0f} s ago.",
+                hint=f"Scrape it at least every {self.stale / 2:g} s.",
+            )
         return scraped
 
     def _query(self, query: str) -> list[dict[str, Any]]:
@@ -91,18 +105,30 @@ class PrometheusSource:
         try:
             answer = requests.post(f"{self.url}/api/v1/query", data={"query": query}, timeout=QUERY_SECONDS)
         except requests.RequestException as fault:
-            raise SourceError(f"Prometheus at {self._shown} does not answer ({type(fault).__name__}).", hint="Check `production.prometheus`.") from None
+            raise SourceError(
+                f"Prometheus at {self._shown} does not answer ({type(fault).__name__}).",
+                hint="Check `production.prometheus`.",
+            ) from None
         if answer.status_code in (401, 403):
-            raise SourceError(f"Prometheus at {self._shown} refuses us ({answer.status_code}).", hint="Put user and password into its address, or let this machine in.")
+            raise SourceError(
+                f"Prometheus at {self._shown} refuses us ({answer.status_code}).",
+                hint="Put user and password into its address, or let this machine in.",
+            )
         try:
             said = answer.json()
             if said["status"] != "success":
-                raise SourceError(f"Prometheus at {self._shown} refuses {query}: {said.get('error', 'without a reason')}.", hint="Does it speak this dialect of PromQL?")
+                raise SourceError(
+                    f"Prometheus at {self._shown} refuses {query}: {said.get('error', 'without a reason')}.",
+                    hint="Does it speak this dialect of PromQL?",
+                )
             if said["data"]["resultType"] != "vector":
                 raise ValueError(said["data"]["resultType"])
             return list(said["data"]["result"])
         except (ValueError, KeyError, TypeError):
-            raise SourceError(f"{self._shown}/api/v1/query answers {answer.status_code} and no vector.", hint="Is this the address of a Prometheus server?") from None
+            raise SourceError(
+                f"{self._shown}/api/v1/query answers {answer.status_code} and no vector.",
+                hint="Is this the address of a Prometheus server?",
+            ) from None
 
 
 def _names() -> str:
@@ -118,7 +144,10 @@ def _samples(rows: list[dict[str, Any]], instance: str) -> dict[str, dict[Labels
         labels = tuple(sorted((name, value) for name, value in row["metric"].items() if name not in TARGET_LABELS))
         series = samples.setdefault(row["metric"]["__name__"], {})
         if labels in series:
-            raise SourceError(f"Prometheus has {row['metric']['__name__']} of {instance} twice.", hint="Two targets share this name; scrape the worker once.")
+            raise SourceError(
+                f"Prometheus has {row['metric']['__name__']} of {instance} twice.",
+                hint="Two targets share this name; scrape the worker once.",
+            )
         series[labels] = float(row["value"][1])
     return samples
 

@@ -18,7 +18,6 @@ from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Buckets, Scrape
 from phases.trial.settings import MetricSettings
 
-
 Z = 2.576  # standard normal quantile of a two-sided 99 % interval
 
 
@@ -77,33 +76,60 @@ class Recorder:
 def _range(buckets: Buckets, quantile: float) -> tuple[float, float]:
     """Bucket edges between which the true quantile lies with 99 % confidence, by order statistics (normal approximation)."""
     spread = Z * math.sqrt(quantile * (1 - quantile) / buckets.total)
-    low, high = (buckets.quantile_bounds(min(max(level, 1e-9), 1.0)) for level in (quantile - spread, quantile + spread))
+    low, high = (
+        buckets.quantile_bounds(min(max(level, 1e-9), 1.0)) for level in (quantile - spread, quantile + spread)
+    )
     assert low and high, "buckets are kept only with observations in them"
     return low[0], min(high[1], 1e9)
 
 
-def against(reference: Sequence[Level], now: Sequence[Level], margins: Sequence[MetricSettings], min_samples: int, at: float) -> list[Decision]:
+def against(
+    reference: Sequence[Level], now: Sequence[Level], margins: Sequence[MetricSettings], min_samples: int, at: float
+) -> list[Decision]:
     """One decision a kind and metric: FAIL, PASS, or CONTINUE while there are too few observations or no reference."""
     then, seen = _by_key(reference), _by_key(now)
     kinds = sorted({level.kind for level in (*reference, *now)}) or [""]
     return [
-        _decide(then.get((kind, m.metric, m.quantile)), seen.get((kind, m.metric, m.quantile)), m, kind, min_samples, at)
-        for kind in kinds for m in margins
-    ]  # fmt: skip
+        _decide(
+            then.get((kind, m.metric, m.quantile)), seen.get((kind, m.metric, m.quantile)), m, kind, min_samples, at
+        )
+        for kind in kinds
+        for m in margins
+    ]
 
 
 def _by_key(levels: Sequence[Level]) -> dict[tuple[str, str, float], Level]:
     return {(level.kind, level.metric, level.quantile): level for level in levels}
 
 
-def _decide(then: Level | None, now: Level | None, metric: MetricSettings, kind: str, min_samples: int, at: float) -> Decision:
+def _decide(
+    then: Level | None, now: Level | None, metric: MetricSettings, kind: str, min_samples: int, at: float
+) -> Decision:
     statistic, limit = f"p{metric.quantile * 100:g}" + (f" of {kind}" if kind else ""), 1 + metric.margin
     if then is None or now is None or min(then.n, now.n) < min_samples or then.high <= 0:
         few = f"{now.n if now else 0} requests now, {then.n if then else 0} in the reference, {min_samples} of each are needed"
         reason = "no reference was recorded" if then is None else few
-        return Decision(Outcome.CONTINUE, metric.metric, statistic, reason, threshold=limit, n=now.n if now else 0, at=at)
+        return Decision(
+            Outcome.CONTINUE, metric.metric, statistic, reason, threshold=limit, n=now.n if now else 0, at=at
+        )
     low, high = now.low / then.high, now.high / then.low if then.low > 0 else None
     outcome = Outcome.FAIL if low > limit else Outcome.PASS
     reason = f"{statistic} lies in {now.low:.3g}–{now.high:.3g} s, in the reference in {then.low:.3g}–{then.high:.3g} s"
-    middle = math.sqrt((now.low * now.high) / (then.low * then.high)) if then.low > 0 and now.low > 0 else (now.low + now.high) / (then.low + then.high)
-    return Decision(outcome, metric.metric, statistic, reason, middle, low, high, limit, now.n, at=at, source="reference of an earlier bake")
+    middle = (
+        math.sqrt((now.low * now.high) / (then.low * then.high))
+        if then.low > 0 and now.low > 0
+        else (now.low + now.high) / (then.low + then.high)
+    )
+    return Decision(
+        outcome,
+        metric.metric,
+        statistic,
+        reason,
+        middle,
+        low,
+        high,
+        limit,
+        now.n,
+        at=at,
+        source="reference of an earlier bake",
+    )

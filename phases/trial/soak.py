@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from phases.analysis.decision import Decision, Outcome
-from phases.run.steps import StepContext
 from phases.base.errors import AnalysisError
+from phases.production.production import Production
+from phases.run.steps import StepContext
 from phases.trial.arms import kinds_of
 from phases.trial.bake import Fault, Verdict
-from phases.trial.metrics import as_scrape, reader
 from phases.trial.looks import Looks, look_facts, name_of
-from phases.production.production import Production
+from phases.trial.metrics import as_scrape, reader
 from phases.trial.prometheus_source import SourceError
 from phases.trial.reference import Level, Recorder, against
 from phases.trial.settings import JudgeSettings
@@ -46,7 +46,9 @@ class Soak:
         while True:
             fault = self._scrape(recorder)
             elapsed = clock.now() - started
-            decisions = against(self.reference, recorder.levels(), self.settings.metrics, self.settings.min_samples, clock.now())
+            decisions = against(
+                self.reference, recorder.levels(), self.settings.metrics, self.settings.min_samples, clock.now()
+            )
             self._note(elapsed, decisions, seconds)
             if fault or any(d.outcome is Outcome.FAIL for d in decisions):
                 return Verdict(Outcome.FAIL, tuple(decisions), self._looks, elapsed, fault, recorder.levels())
@@ -58,13 +60,22 @@ class Soak:
         """Without any reference, the fleet being well for the whole time is all there is to tell."""
         told = [d for d in decisions if d.outcome is not Outcome.CONTINUE]
         open_tests = bool(self.reference) and len(told) < len(decisions)
-        return Verdict(Outcome.INCONCLUSIVE if open_tests else Outcome.PASS, tuple(decisions), self._looks, elapsed, None, recorder.levels())
+        return Verdict(
+            Outcome.INCONCLUSIVE if open_tests else Outcome.PASS,
+            tuple(decisions),
+            self._looks,
+            elapsed,
+            None,
+            recorder.levels(),
+        )
 
     def _scrape(self, recorder: Recorder) -> Fault | None:
         kinds = kinds_of(self.production.workers)
         for host in (host for host in self.production.workers if host.name not in self.lost):
             try:
-                recorder.add(as_scrape(self._read(host.url), t=self.context.clock.now(), source=host.name), kinds[host.name])
+                recorder.add(
+                    as_scrape(self._read(host.url), t=self.context.clock.now(), source=host.name), kinds[host.name]
+                )
             except AnalysisError as fault:
                 if not self.production.client(host, 10.0).health():
                     return Fault(host.name, f"does not answer: {fault.message}", incumbent=False)
@@ -74,11 +85,17 @@ class Soak:
             if reason:
                 return Fault(host.name, reason, incumbent=False)
         lost = self.production.lost_leases()
-        return next((Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None)
+        return next(
+            (Fault(name, f"its lease cannot be renewed: {why}", incumbent=False) for name, why in lost.items()), None
+        )
 
     def _note(self, elapsed: float, decisions: list[Decision], seconds: float) -> None:
         self._looks.add(elapsed, [d for d in decisions if d.estimate is not None])
-        told = ", ".join(f"{name_of(d)} {d.estimate:.2f}x the reference: {d.outcome.value}" for d in decisions if d.estimate is not None)
+        told = ", ".join(
+            f"{name_of(d)} {d.estimate:.2f}x the reference: {d.outcome.value}"
+            for d in decisions
+            if d.estimate is not None
+        )
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
         watched = [host for host in self.production.workers if host.name not in self.lost]
         self.context.look(look_facts(elapsed, decisions, self.settings, {"all workers": watched}, seconds))

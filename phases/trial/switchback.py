@@ -27,13 +27,13 @@ from phases.analysis.scrape import RESPONSES, Labels, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.base.clock import Clock
 from phases.base.errors import AnalysisError
-from phases.trial.bake import Fault, Look, Probes, Verdict, outcome_of
 from phases.production.hot import HotSwitch
+from phases.serving.load import RequestRecord
+from phases.trial.bake import Fault, Look, Probes, Verdict, outcome_of
 from phases.trial.looks import Looks
 from phases.trial.metrics import Read, as_scrape, read_metrics
 from phases.trial.reference import Recorder
 from phases.trial.settings import ERRORS, JudgeSettings, SwitchbackSettings
-from phases.serving.load import RequestRecord
 
 ARMS = ("canary", "control")  # the candidate's turns and the incumbent's
 CHECK_SECONDS = 5.0
@@ -101,11 +101,26 @@ class Switchback:
 
     def __post_init__(self) -> None:
         source = f"turns on {', '.join(self.workers)}"
-        tests = [dataclasses.replace(self.settings.test(metric), window=self.turns.period, settle=0.0, deadline=None) for metric in self.settings.metrics]
+        tests = [
+            dataclasses.replace(self.settings.test(metric), window=self.turns.period, settle=0.0, deadline=None)
+            for metric in self.settings.metrics
+        ]
         self._histograms = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
-        self._records = [SequentialTest(test, source=f"own requests, {source}") for test in tests] if self.probes else []
-        self._errors = {kind: ErrorTest(kind, tolerance=self.settings.error_tolerance, alpha=self.settings.share, window=self.turns.period,
-                                        deadline=None, min_samples=self.settings.min_samples, source=source) for kind in ERRORS}  # fmt: skip
+        self._records = (
+            [SequentialTest(test, source=f"own requests, {source}") for test in tests] if self.probes else []
+        )
+        self._errors = {
+            kind: ErrorTest(
+                kind,
+                tolerance=self.settings.error_tolerance,
+                alpha=self.settings.share,
+                window=self.turns.period,
+                deadline=None,
+                min_samples=self.settings.min_samples,
+                source=source,
+            )
+            for kind in ERRORS
+        }
         self._clipped = {(arm, name): Clipped(f"{name} {arm}") for arm in ARMS for name in self.workers}
         self._counters, self._reference = CounterWindows(), Recorder(self.settings.metrics)
         self._requests = dict.fromkeys(ARMS, 0.0)
@@ -125,7 +140,9 @@ class Switchback:
             for arm in arms:
                 fault, able = self._observe(arm, block)
                 if fault:
-                    return self._end(Outcome.FAIL if able else Outcome.INCONCLUSIVE, decisions, self.clock.now() - started, fault)
+                    return self._end(
+                        Outcome.FAIL if able else Outcome.INCONCLUSIVE, decisions, self.clock.now() - started, fault
+                    )
             elapsed = self.clock.now() - started
             decisions = self._look((block + 1) * self.turns.period, elapsed)
             outcome = outcome_of(decisions, elapsed, self.settings)
@@ -145,7 +162,9 @@ class Switchback:
         switched = self.switch(arm)
         if not switched.safe:
             host, why = next(iter(switched.missing.items()), ("the fleet", "no server was switched"))
-            return Fault(host, f"it cannot be switched to the {switched.to}'s kernel: {why}", incumbent=False), bool(self.order)
+            return Fault(host, f"it cannot be switched to the {switched.to}'s kernel: {why}", incumbent=False), bool(
+                self.order
+            )
         self.order.append(arm)
         if fault := self._wait(self.turns.washout):
             return fault, True
@@ -182,7 +201,10 @@ class Switchback:
         """All workers at the same moment. Raises AnalysisError when one cannot be read."""
         with ThreadPoolExecutor(len(self.workers)) as pool:
             found = list(pool.map(self.read, self.workers.values()))
-        return {name: as_scrape(text, t=self.clock.now(), source=name) for name, text in zip(self.workers, found, strict=True)}
+        return {
+            name: as_scrape(text, t=self.clock.now(), source=name)
+            for name, text in zip(self.workers, found, strict=True)
+        }
 
     def _begin(self, arm: str, name: str, scrape: Scrape, block: int) -> None:
         start = self._clipped[arm, name].begin(scrape)
@@ -225,4 +247,6 @@ class Switchback:
         return decisions
 
     def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
-        return Verdict(outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests))
+        return Verdict(
+            outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
+        )

@@ -11,28 +11,30 @@ from typing import Any
 
 from phases.analysis.decision import Outcome
 from phases.base.clock import Clock
+from phases.base.errors import Exit, LedgerError
 from phases.engines.embedded.taken_down import require_up
+from phases.engines.ssh.errors import RouterError
+from phases.fleet.live import open_production, section
+from phases.fleet.traffic import own_load
+from phases.full_rollout.steps import recorded_reference
+from phases.playbook.schema import Playbook
+from phases.production.production import ROLLBACK, Production
+from phases.rollback.by_hand import before_rollout, recorded
+from phases.rollback.steps import roll_back
+from phases.rollback.takeover import claim
 from phases.run.phase_run import PhaseRun
 from phases.run.session import adhoc_run
 from phases.run.steps import StepContext
-from phases.base.errors import Exit, LedgerError
-from phases.engines.ssh.errors import RouterError
-from phases.playbook.schema import Playbook
 from phases.trial.bake import Fault, Verdict
-from phases.rollback.by_hand import before_rollout, recorded
-from phases.fleet.live import open_production, section
-from phases.production.production import ROLLBACK, Production
-from phases.rollback.steps import roll_back
-from phases.watch.settings import WatchSettings
 from phases.trial.soak import Soak
-from phases.rollback.takeover import claim
-from phases.fleet.traffic import own_load
-from phases.full_rollout.steps import recorded_reference
+from phases.watch.settings import WatchSettings
 
 PHASE = "watch"
 
 
-def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:
+def watch(
+    playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[str], None]
+) -> tuple[Exit, dict[str, Any]]:
     """Look again and again, or once (for cron).
 
     Returns:
@@ -57,12 +59,16 @@ def watch(playbook: Playbook, *, once: bool, clock: Clock, progress: Callable[[s
             if once:
                 code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE
                 return code, {"outcome": verdict.outcome.value, "reason": verdict.reason}
-            if verdict.fault:  # nothing was watched: a rollout judges itself just now, or the router does not say who serves
+            if (
+                verdict.fault
+            ):  # nothing was watched: a rollout judges itself just now, or the router does not say who serves
                 progress(f"looking again in {settings.interval:g} s: {verdict.reason}")
                 clock.sleep(settings.interval)
 
 
-def _look(run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]) -> Verdict:
+def _look(
+    run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]
+) -> Verdict:
     """What is found at once, or a soak of one interval. A router that does not answer says nothing about the workers."""
     try:
         fault = _standing(production)
@@ -84,7 +90,9 @@ def _standing(production: Production) -> Fault | None:
     for state in production.observe():
         name = state.host.name
         if state.lease and state.lease.active:
-            return Fault(name, "is under a lease: a canary or a rollout is under way, and judges itself", incumbent=True)
+            return Fault(
+                name, "is under a lease: a canary or a rollout is under way, and judges itself", incumbent=True
+            )
         if not state.serving:
             return Fault(name, state.error or "does not answer", incumbent=False)
         if not state.in_service:
@@ -93,14 +101,24 @@ def _standing(production: Production) -> Fault | None:
             production.progress(f"{name} serves users, and cannot be asked what it runs: {state.error}")
             continue
         if state.current != state.last_good:
-            return Fault(name, f"runs {state.current[:12]}, which is not its last good release {state.last_good[:12]}", incumbent=False)
+            return Fault(
+                name,
+                f"runs {state.current[:12]}, which is not its last good release {state.last_good[:12]}",
+                incumbent=False,
+            )
         if reason := production.seen_mixed(state.host, state.current):
             return Fault(name, reason, incumbent=False)
     return None
 
 
-def _regression(run: PhaseRun, production: Production, settings: WatchSettings, verdict: Verdict, clock: Clock,
-                progress: Callable[[str], None]) -> tuple[Exit, dict[str, Any]]:  # fmt: skip
+def _regression(
+    run: PhaseRun,
+    production: Production,
+    settings: WatchSettings,
+    verdict: Verdict,
+    clock: Clock,
+    progress: Callable[[str], None],
+) -> tuple[Exit, dict[str, Any]]:
     found = {"outcome": verdict.outcome.value, "reason": verdict.reason}
     production.teller.regression(verdict.reason, rolls_back=settings.roll_back)
     if not settings.roll_back:

@@ -8,6 +8,7 @@ from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import read, setting
 from phases.trial.settings import JudgeSettings
 
+
 @dataclass(frozen=True)
 class WatchSettings:
     """`phase watch`: production after a rollout against the reference recorded then."""

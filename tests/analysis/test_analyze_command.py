@@ -18,7 +18,13 @@ from tests.analysis.test_scrape import COARSE, FINE, histogram
 
 def phase(*arguments, cwd=None):
     program = "import sys; from phases.cli.main import main; sys.argv[0] = 'phase'; main()"
-    return subprocess.run([sys.executable, "-c", program, "analyze", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=400)
+    return subprocess.run(
+        [sys.executable, "-c", program, "analyze", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=400,
+    )
 
 
 def write(path: Path, ratio: float, *, seconds=400.0, rate=10.0, bad=0.0, seed=1) -> Path:
@@ -27,7 +33,9 @@ def write(path: Path, ratio: float, *, seconds=400.0, rate=10.0, bad=0.0, seed=1
         times, values = arm(rng, ratio=ratio if name == "canary" else 1.0, seconds=seconds, rate=rate)
         for t, value in zip(times, values, strict=True):
             failed = name == "canary" and rng.random() < bad
-            rows.append({"t": float(t), "arm": name, "metric": "ttft", "status": 500 if failed else 200, "value": float(value)})
+            rows.append(
+                {"t": float(t), "arm": name, "metric": "ttft", "status": 500 if failed else 200, "value": float(value)}
+            )
     path.write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=lambda row: row["t"])))
     return path
 
@@ -55,7 +63,9 @@ def test_standard_input_and_a_pipe_of_the_shell(tmp_path):
     path = write(tmp_path / "r.jsonl", 1.4)
     program = f"{sys.executable} -m phases.cli.main analyze --metric ttft --json"
     answers = [
-        subprocess.run(["bash", "-c", f"{program} {how}", "bash", str(path)], capture_output=True, text=True, timeout=400)
+        subprocess.run(
+            ["bash", "-c", f"{program} {how}", "bash", str(path)], capture_output=True, text=True, timeout=400
+        )
         for how in ('- < "$1"', '<(gzip -c "$1")', '/dev/stdin < <(cat "$1")')
     ]
     assert [answer.returncode for answer in answers] == [4, 4, 4], answers
@@ -77,26 +87,29 @@ def test_an_a_a_recording_says_what_can_be_seen(tmp_path):
     assert planned["dispersion"] >= 1.0 and planned["detectable"]["30"] < planned["detectable"]["5"]
 
 
-@pytest.mark.parametrize(("arguments", "code", "text"), [
-    (["nowhere.jsonl"], 1, "nowhere.jsonl"),
-    ([], 2, "usage"),
-    (["canary=http://127.0.0.1:9/metrics"], 2, "each arm"),
-    (["canary=ftp://x", "control=http://127.0.0.1:9/"], 1, "canary=http"),
-    (["bad.jsonl"], 1, "bad.jsonl:1"),
-    (["bad.jsonl", "--metric", "speed"], 2, "speed"),
-    (["bad.jsonl", "--mean", "--quantile", "0.5"], 2, "exclude"),
-    (["bad.jsonl", "--quantile", "7"], 2, "quantile 7"),
-    (["bad.jsonl", "--margin", "-1"], 2, "margin -1"),
-    (["bad.jsonl", "--errors", "5xx", "--tolerance", "2"], 2, "tolerance 2"),
-    (["bad.jsonl", "--plot", "p.bmp"], 2, "p.bmp: name a file ending in .png"),
-    (["bad.jsonl", "--plot", "p"], 2, "name a file ending in"),
-    (["deep.jsonl"], 1, "deep.jsonl:2: nested too deeply"),
-    (["huge.jsonl"], 1, "huge.jsonl:1: t is 1000"),
-    (["pipe"], 1, "pipe: is a named pipe, not a file"),
-    (["."], 1, "is a directory, not a file"),
-    (["/dev/zero"], 1, "is a device, not a file"),
-    (["torn.gz"], 1, "cannot read torn.gz"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["nowhere.jsonl"], 1, "nowhere.jsonl"),
+        ([], 2, "usage"),
+        (["canary=http://127.0.0.1:9/metrics"], 2, "each arm"),
+        (["canary=ftp://x", "control=http://127.0.0.1:9/"], 1, "canary=http"),
+        (["bad.jsonl"], 1, "bad.jsonl:1"),
+        (["bad.jsonl", "--metric", "speed"], 2, "speed"),
+        (["bad.jsonl", "--mean", "--quantile", "0.5"], 2, "exclude"),
+        (["bad.jsonl", "--quantile", "7"], 2, "quantile 7"),
+        (["bad.jsonl", "--margin", "-1"], 2, "margin -1"),
+        (["bad.jsonl", "--errors", "5xx", "--tolerance", "2"], 2, "tolerance 2"),
+        (["bad.jsonl", "--plot", "p.bmp"], 2, "p.bmp: name a file ending in .png"),
+        (["bad.jsonl", "--plot", "p"], 2, "name a file ending in"),
+        (["deep.jsonl"], 1, "deep.jsonl:2: nested too deeply"),
+        (["huge.jsonl"], 1, "huge.jsonl:1: t is 1000"),
+        (["pipe"], 1, "pipe: is a named pipe, not a file"),
+        (["."], 1, "is a directory, not a file"),
+        (["/dev/zero"], 1, "is a device, not a file"),
+        (["torn.gz"], 1, "cannot read torn.gz"),
+    ],
+)
 def test_bad_input_is_one_clear_error(tmp_path, monkeypatch, capsys, arguments, code, text):
     (tmp_path / "bad.jsonl").write_text('{"t": 1, "arm": "canary", "metric": "e2e", "value": NaN}\n')
     (tmp_path / "deep.jsonl").write_text("\n" + "[" * 100_000 + "\n")
@@ -114,7 +127,11 @@ def test_bad_input_is_one_clear_error(tmp_path, monkeypatch, capsys, arguments, 
 @pytest.mark.parametrize(("arguments", "code"), [(["nowhere.jsonl"], 1), (["nowhere.jsonl", "--quantile", "7"], 2)])
 def test_bad_input_ends_the_process_with_its_code_and_no_traceback(tmp_path, arguments, code):
     found = phase(*arguments, cwd=tmp_path)
-    assert found.returncode == code and "nowhere.jsonl" in found.stderr + str(arguments) and "Traceback" not in found.stderr
+    assert (
+        found.returncode == code
+        and "nowhere.jsonl" in found.stderr + str(arguments)
+        and "Traceback" not in found.stderr
+    )
 
 
 def test_snapshots_in_a_file(tmp_path):
@@ -137,7 +154,9 @@ class _Metrics(BaseHTTPRequestHandler):
         served = self.server.served
         factor = 4.0 if self.path.startswith("/slow") else 1.0
         name = self.path
-        served[name] = np.append(served.get(name, np.empty(0)), factor * 0.2 * np.exp(0.3 * self.server.rng.standard_normal(100)))
+        served[name] = np.append(
+            served.get(name, np.empty(0)), factor * 0.2 * np.exp(0.3 * self.server.rng.standard_normal(100))
+        )
         body = histogram(served[name], FINE).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -155,8 +174,19 @@ def test_live_servers_are_scraped_until_the_verdict():
     thread.start()
     try:
         base = f"http://127.0.0.1:{server.server_port}"
-        found = phase(f"canary={base}/slow", f"control={base}/usual", "--metric", "ttft", "--window", "0.5", "--settle", "0",
-                      "--deadline", "200", "--json")  # fmt: skip
+        found = phase(
+            f"canary={base}/slow",
+            f"control={base}/usual",
+            "--metric",
+            "ttft",
+            "--window",
+            "0.5",
+            "--settle",
+            "0",
+            "--deadline",
+            "200",
+            "--json",
+        )
     finally:
         server.shutdown()
         thread.join()

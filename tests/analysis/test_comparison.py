@@ -72,5 +72,11 @@ def test_the_benchmark_runs():
     script = Path(__file__).parents[1] / "benchmarks" / "bench_analysis.py"
     found = subprocess.run([sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    for heading in ("A/A, looked at", "Detection of a true slowdown", "PASS of an equal canary", "Throughput", "through SequentialTest"):
+    for heading in (
+        "A/A, looked at",
+        "Detection of a true slowdown",
+        "PASS of an equal canary",
+        "Throughput",
+        "through SequentialTest",
+    ):
         assert heading in found.stdout

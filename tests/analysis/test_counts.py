@@ -18,7 +18,15 @@ def feed(test, *, canary, control, seconds=300.0, rate=10.0, seed=0):
 
 
 def test_statuses_are_kept_apart():
-    assert [kind_of(status) for status in (200, 204, 404, 429, 500, 503, 0)] == ["", "", "4xx", "4xx", "5xx", "5xx", "5xx"]
+    assert [kind_of(status) for status in (200, 204, 404, 429, 500, 503, 0)] == [
+        "",
+        "",
+        "4xx",
+        "4xx",
+        "5xx",
+        "5xx",
+        "5xx",
+    ]
 
 
 def test_errors_against_none_fail():
@@ -77,10 +85,12 @@ def test_one_crash_is_one_incident():
 def test_equal_error_rates_seldom_fail_at_any_look(rate):
     runs = 150
     wrong = sum(
-        any(look.outcome is Outcome.FAIL for look in feed(ErrorTest("5xx", alpha=0.05), canary=rate, control=rate,
-                                                          seconds=200, rate=3, seed=seed))
+        any(
+            look.outcome is Outcome.FAIL
+            for look in feed(ErrorTest("5xx", alpha=0.05), canary=rate, control=rate, seconds=200, rate=3, seed=seed)
+        )
         for seed in range(runs)
-    )  # fmt: skip
+    )
     assert wrong <= 0.05 * runs + 3 * np.sqrt(0.05 * runs)
 
 
@@ -101,9 +111,9 @@ def test_only_one_arm_with_traffic_never_passes():
     assert test.finish(500.0).outcome is Outcome.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("wrong", [
-    {"requests": 1, "errors": 2}, {"requests": float("nan"), "errors": 0}, {"requests": 5, "errors": -1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong", [{"requests": 1, "errors": 2}, {"requests": float("nan"), "errors": 0}, {"requests": 5, "errors": -1}]
+)
 def test_impossible_counts_are_refused(wrong):
     with pytest.raises(AnalysisError):
         ErrorTest("5xx").add("canary", 1.0, **wrong)

@@ -56,7 +56,9 @@ def test_streaming_equals_the_definition(values):
     evidence = SymmetricEvidence(1, scales=4, min_blocks=4)
     for value in values:
         evidence.update(np.array([value]))
-    assert [side[0] for side in evidence.log_evidence()] == pytest.approx(plain(values, scales=4, min_blocks=4), abs=1e-6)
+    assert [side[0] for side in evidence.log_evidence()] == pytest.approx(
+        plain(values, scales=4, min_blocks=4), abs=1e-6
+    )
 
 
 @given(st.lists(st.tuples(scores, st.booleans(), st.booleans()), min_size=1, max_size=60))
@@ -72,12 +74,15 @@ def test_lanes_that_close_at_different_times_do_not_disturb_one_another(steps):
         assert together.log_evidence()[side] == pytest.approx([one.log_evidence()[side][0] for one in alone], abs=1e-9)
 
 
-@pytest.mark.parametrize("draw", [
-    lambda rng, n: rng.standard_cauchy(n),
-    lambda rng, n: rng.choice([-1.0, 1.0], n) * rng.pareto(0.7, n),
-    lambda rng, n: rng.choice([-1.0, 0.0, 1.0], n, p=[0.02, 0.96, 0.02]),
-    lambda rng, n: rng.standard_normal(n) * np.exp(3 * rng.standard_normal()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng, n: rng.standard_cauchy(n),
+        lambda rng, n: rng.choice([-1.0, 1.0], n) * rng.pareto(0.7, n),
+        lambda rng, n: rng.choice([-1.0, 0.0, 1.0], n, p=[0.02, 0.96, 0.02]),
+        lambda rng, n: rng.standard_normal(n) * np.exp(3 * rng.standard_normal()),
+    ],
+)
 def test_false_alarms_at_any_look_stay_within_alpha(draw):
     """Symmetric scores of any tail, scaled by what came before; 4000 runs of 400 looks at alpha 5 %."""
     rng, lanes, alpha = np.random.default_rng(3), 4000, 0.05

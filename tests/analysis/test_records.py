@@ -22,11 +22,26 @@ def test_good_lines_are_read_by_metric_and_arm():
     assert canary.t.tolist() == [1.5, 2.0] and canary.succeeded.tolist() == [True, False] and np.isnan(canary.value[1])
 
 
-@pytest.mark.parametrize("wrong", [
-    "not json", "[1]", line(arm="baseline"), line(metric="speed"), line(t="absent"), line(t="soon"), line(t=True), line(value="absent"),
-    line(value=-1.0), line(status="ok"), line(status=2.5), line(status=-3),
-    line().replace("0.2", "NaN"), line().replace("0.2", "Infinity"), line().replace("1.5", "-Infinity"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "not json",
+        "[1]",
+        line(arm="baseline"),
+        line(metric="speed"),
+        line(t="absent"),
+        line(t="soon"),
+        line(t=True),
+        line(value="absent"),
+        line(value=-1.0),
+        line(status="ok"),
+        line(status=2.5),
+        line(status=-3),
+        line().replace("0.2", "NaN"),
+        line().replace("0.2", "Infinity"),
+        line().replace("1.5", "-Infinity"),
+    ],
+)
 def test_a_bad_line_is_named(wrong):
     with pytest.raises(AnalysisError, match="^analysis: f:2: "):
         records.read([line(), wrong], "f")

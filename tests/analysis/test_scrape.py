@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phases.analysis.counters import CounterWindows
-from phases.analysis.histograms import HistogramTest, HistogramWindows
 from phases.analysis.decision import Outcome
+from phases.analysis.histograms import HistogramTest, HistogramWindows
 from phases.analysis.scrape import HISTOGRAMS, Buckets, Increases, Scrape, split_snapshots
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
 
-REAL = (Path(__file__).parent / "data" / "sglang-metrics.txt").read_text()  # a scrape of SGLang 0.5.23 under speculation
+REAL = (
+    Path(__file__).parent / "data" / "sglang-metrics.txt"
+).read_text()  # a scrape of SGLang 0.5.23 under speculation
 
 
 def scrape(text, t=0.0, source="here"):
@@ -23,7 +25,11 @@ def histogram(values, edges, name="sglang:time_to_first_token_seconds", **labels
     extra = "".join(f',{key}="{value}"' for key, value in labels.items())
     lines = [f"# TYPE {name} histogram"]
     lines += [f'{name}_bucket{{le="{edge}"{extra}}} {np.count_nonzero(values <= edge)}' for edge in edges]
-    lines += [f'{name}_bucket{{le="+Inf"{extra}}} {len(values)}', f"{name}_count {len(values)}", f"{name}_sum {values.sum()}"]
+    lines += [
+        f'{name}_bucket{{le="+Inf"{extra}}} {len(values)}',
+        f"{name}_count {len(values)}",
+        f"{name}_sum {values.sum()}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -54,7 +60,10 @@ def test_what_is_no_prometheus_text_is_refused(text):
 
 def test_real_histogram_has_bounds_not_points():
     windows = HistogramWindows("e2e")
-    assert windows.add(scrape(REAL.replace("} 21.0", "} 0.0").replace("} 11.0", "} 0.0").replace("} 14.0", "} 0.0")))[0] is None
+    assert (
+        windows.add(scrape(REAL.replace("} 21.0", "} 0.0").replace("} 11.0", "} 0.0").replace("} 14.0", "} 0.0")))[0]
+        is None
+    )
     buckets, restarted = windows.add(scrape(REAL, t=10.0))
     assert not restarted and buckets.total == 21
     assert buckets.quantile_bounds(0.5) == (0.0, 0.1)  # 11 of 21 are at most 0.1 s: no more can be said
@@ -135,7 +144,9 @@ def drive(edges, ratio, *, windows=240, quantile=0.95, restart_at=None, rate=20,
         for arm in seen:
             if k == restart_at and arm == "canary":
                 seen[arm] = np.empty(0)
-            fresh = 0.2 * np.exp(0.5 * rng.standard_normal(rng.poisson(10 * rate))) * (ratio if arm == "canary" else 1.0)
+            fresh = (
+                0.2 * np.exp(0.5 * rng.standard_normal(rng.poisson(10 * rate))) * (ratio if arm == "canary" else 1.0)
+            )
             seen[arm] = np.append(seen[arm], fresh)
             test.add(arm, scrape(histogram(seen[arm], edges), t=10.0 * k, source=arm))
         decision = test.look(10.0 * k)
@@ -196,14 +207,18 @@ def test_a_histogram_that_never_appears_is_an_error_at_the_end():
 def test_counters_give_errors_throughput_and_accept_length():
     windows = CounterWindows()
     later = (
-        REAL.replace('/generate",method="POST",status_code="200"} 21.0', '/generate",method="POST",status_code="200"} 31.0')
+        REAL.replace(
+            '/generate",method="POST",status_code="200"} 21.0', '/generate",method="POST",status_code="200"} 31.0'
+        )
         .replace("generation_tokens_total{engine_type", "generation_tokens_total{engine_type")
         .replace("} 448.0", "} 748.0")
         .replace("} 247.0", "} 347.0")
-        .replace('sglang:http_responses_total{endpoint="/health",method="GET",status_code="503"} 1.0',
-                 'sglang:http_responses_total{endpoint="/health",method="GET",status_code="503"} 9.0\n'
-                 'sglang:http_responses_total{endpoint="/generate",method="POST",status_code="500"} 2.0')
-    )  # fmt: skip
+        .replace(
+            'sglang:http_responses_total{endpoint="/health",method="GET",status_code="503"} 1.0',
+            'sglang:http_responses_total{endpoint="/health",method="GET",status_code="503"} 9.0\n'
+            'sglang:http_responses_total{endpoint="/generate",method="POST",status_code="500"} 2.0',
+        )
+    )
     assert windows.add(scrape(REAL)) is None
     step = windows.add(scrape(later, t=20.0))
     assert step.responses == {200: 10.0, 500: 2.0}  # probes of /health do not count
@@ -220,7 +235,10 @@ def test_no_verification_calls_mean_no_accept_length():
 def test_snapshots_in_one_file():
     text = f"# scrape 10 canary http://a\n{REAL}# scrape 11.5 control http://b\n{REAL}"
     pairs = list(split_snapshots(text, "file"))
-    assert [(arm, one.t, one.source) for arm, one in pairs] == [("canary", 10.0, "http://a"), ("control", 11.5, "http://b")]
+    assert [(arm, one.t, one.source) for arm, one in pairs] == [
+        ("canary", 10.0, "http://a"),
+        ("control", 11.5, "http://b"),
+    ]
     with pytest.raises(AnalysisError, match="file:1"):
         list(split_snapshots("# scrape then canary\n", "file"))
     with pytest.raises(AnalysisError, match="file:1"):

@@ -78,7 +78,9 @@ def test_less_throughput_is_a_slowdown():
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10_000), st.lists(st.floats(0.5, 60), min_size=1, max_size=12), st.sampled_from([0.5, 0.95, None]))
+@given(
+    st.integers(0, 10_000), st.lists(st.floats(0.5, 60), min_size=1, max_size=12), st.sampled_from([0.5, 0.95, None])
+)
 def test_streaming_in_any_pieces_equals_one_batch(seed, gaps, quantile):
     """Any chunks, any looks in between, disorder inside a chunk: the same numbers to the last bit."""
     rng = np.random.default_rng(seed)
@@ -145,10 +147,20 @@ def test_failed_requests_have_no_latency():
     assert test.look(10.0).counts["canary"] == {"used": 1, "ignored": 0, "late": 0, "failed": 1}
 
 
-@pytest.mark.parametrize("wrong", [
-    {"quantile": 1.0}, {"margin": -0.1}, {"alpha": 0.0}, {"window": 0.0}, {"metric": "latency"}, {"dispersion": 0.5},
-    {"metric": "throughput", "quantile": 0.5}, {"deadline": 0.0}, {"settle": -1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quantile": 1.0},
+        {"margin": -0.1},
+        {"alpha": 0.0},
+        {"window": 0.0},
+        {"metric": "latency"},
+        {"dispersion": 0.5},
+        {"metric": "throughput", "quantile": 0.5},
+        {"deadline": 0.0},
+        {"settle": -1.0},
+    ],
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(AnalysisError):
         TestSettings(**wrong)

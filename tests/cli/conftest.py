@@ -20,9 +20,16 @@ class Phase:
 
     def __call__(self, *arguments, code=0, env=None, cwd=None, preexec_fn=None, timeout=400):
         done = subprocess.run(
-            [sys.executable, "-m", "phases.cli.main", *map(str, arguments)], cwd=cwd or self.directory, capture_output=True, text=True,
-            env={**os.environ, **(env or {})}, timeout=timeout, check=False, stdin=subprocess.DEVNULL, preexec_fn=preexec_fn,
-        )  # fmt: skip
+            [sys.executable, "-m", "phases.cli.main", *map(str, arguments)],
+            cwd=cwd or self.directory,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(env or {})},
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=preexec_fn,
+        )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr + done.stdout
         return done

@@ -39,7 +39,15 @@ def test_every_mistake_of_a_playbook_with_line_and_nearest_name(repository, phas
     _edit(repository, "review: required", "reviw: required\n    device: gpu")
     _edit(repository, "rule: parity", "rule: party")
     done = phase("run", code=2)
-    _one_paragraph(done.stderr, "3 mistakes", "playbook.yaml:7", "did you mean 'review'", "playbook.yaml:8", "playbook.yaml:11", "did you mean 'parity'")
+    _one_paragraph(
+        done.stderr,
+        "3 mistakes",
+        "playbook.yaml:7",
+        "did you mean 'review'",
+        "playbook.yaml:8",
+        "playbook.yaml:11",
+        "did you mean 'parity'",
+    )
 
 
 def test_yaml_that_cannot_be_parsed(repository, phase):
@@ -83,12 +91,16 @@ def _architectures(repository, *names):
 
 def test_a_missing_compiler(repository, phase, tmp_path):
     _architectures(repository, "x86-64-v3")
-    _one_paragraph(phase("run", "build-parity", code=1, env={"CXX": "/nowhere/g++"}).stderr, "/nowhere/g++", "apt-get install g++")
+    _one_paragraph(
+        phase("run", "build-parity", code=1, env={"CXX": "/nowhere/g++"}).stderr, "/nowhere/g++", "apt-get install g++"
+    )
     empty = tmp_path / "bin"
     empty.mkdir()
     for name in ("git",):
         (empty / name).symlink_to(shutil.which(name))
-    _one_paragraph(phase("run", "build-parity", code=1, env={"CXX": "", "PATH": str(empty)}).stderr, "there is no C++ compiler")
+    _one_paragraph(
+        phase("run", "build-parity", code=1, env={"CXX": "", "PATH": str(empty)}).stderr, "there is no C++ compiler"
+    )
 
 
 def _program(path, text):
@@ -100,8 +112,12 @@ def _program(path, text):
 def test_a_wrong_nvcc(repository, phase, tmp_path):
     _architectures(repository, "sm_90")
     wrong = _program(tmp_path / "nvcc", "echo gcc 12.2")
-    _one_paragraph(phase("run", "build-parity", code=1, env={"NVCC": wrong}).stderr, wrong, "is not NVIDIA's nvcc", "gcc 12.2")
-    _one_paragraph(phase("run", "build-parity", code=1, env={"NVCC": "/nowhere/nvcc"}).stderr, "/nowhere/nvcc", "does not exist")
+    _one_paragraph(
+        phase("run", "build-parity", code=1, env={"NVCC": wrong}).stderr, wrong, "is not NVIDIA's nvcc", "gcc 12.2"
+    )
+    _one_paragraph(
+        phase("run", "build-parity", code=1, env={"NVCC": "/nowhere/nvcc"}).stderr, "/nowhere/nvcc", "does not exist"
+    )
 
 
 def test_an_architecture_nvcc_does_not_know(repository, phase, tmp_path):
@@ -114,7 +130,10 @@ def test_an_architecture_nvcc_does_not_know(repository, phase, tmp_path):
 def test_an_architecture_nobody_knows(repository, phase):
     _architectures(repository, "x86-64-v33")
     refused = phase("run", "build-parity", code=2).stderr  # a mistake of the playbook, said before anything is started
-    assert "playbook.yaml:8: phases.build-parity.architectures[0]: there is no architecture 'x86-64-v33' (did you mean 'x86-64-v3'?)" in refused
+    assert (
+        "playbook.yaml:8: phases.build-parity.architectures[0]: there is no architecture 'x86-64-v33' (did you mean 'x86-64-v3'?)"
+        in refused
+    )
 
 
 def test_an_optional_architecture_is_skipped_with_its_reason(repository, phase):
@@ -132,14 +151,26 @@ def test_too_little_disk(repository, phase):
 def test_nobody_knows_who_you_are(repository, phase, tmp_path):
     repository.git("config", "--unset", "user.name")
     repository.git("config", "--unset", "user.email")
-    environment = {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_COUNT": "1",
-                   "GIT_CONFIG_KEY_0": "user.useConfigOnly", "GIT_CONFIG_VALUE_0": "true"}  # fmt: skip
+    environment = {
+        "HOME": str(tmp_path),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "user.useConfigOnly",
+        "GIT_CONFIG_VALUE_0": "true",
+    }
     _one_paragraph(phase("run", "build-parity", code=1, env=environment).stderr, "git config user.name")
 
 
 def test_outside_of_git(repository, phase, tmp_path):
     shutil.copytree(repository.path, tmp_path / "copy", ignore=shutil.ignore_patterns(".git", ".phase"))
-    _one_paragraph(phase("run", "build-parity", code=1, cwd=tmp_path / "copy", env={"GIT_CEILING_DIRECTORIES": str(tmp_path)}).stderr, "not inside a git work tree", "git init")
+    _one_paragraph(
+        phase(
+            "run", "build-parity", code=1, cwd=tmp_path / "copy", env={"GIT_CEILING_DIRECTORIES": str(tmp_path)}
+        ).stderr,
+        "not inside a git work tree",
+        "git init",
+    )
 
 
 def test_another_run_holds_the_lock(repository, phase):
@@ -153,10 +184,20 @@ def test_another_run_holds_the_lock(repository, phase):
 
 def _in_mount_namespace(script, directory):
     """Run `phase run` after a mount that only this process sees. Skips where that is not allowed."""
-    if os.getuid() or not shutil.which("unshare") or subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+    if (
+        os.getuid()
+        or not shutil.which("unshare")
+        or subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode
+    ):
         pytest.skip("needs root and mount namespaces")
     command = f'{script} && exec "$0" -m phases.cli.main run build-parity'
-    return subprocess.run(["unshare", "-m", "sh", "-c", command, sys.executable], cwd=directory, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, sys.executable],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_a_read_only_repository(repository):
@@ -166,6 +207,8 @@ def test_a_read_only_repository(repository):
 
 
 def test_a_full_disk(repository):
-    done = _in_mount_namespace("mount -t tmpfs -o size=4k none .phase && head -c 4096 /dev/zero > .phase/filler", repository.path)
+    done = _in_mount_namespace(
+        "mount -t tmpfs -o size=4k none .phase && head -c 4096 /dev/zero > .phase/filler", repository.path
+    )
     assert done.returncode == 1, done.stderr
     _one_paragraph(done.stderr, "no space left", "Free some space")

@@ -19,7 +19,14 @@ def _environment(**more):
 def _completed(directory, *words):
     """What a shell is offered for the last of the words."""
     env = _environment(COMP_WORDS=" ".join(words), COMP_CWORD=str(len(words) - 1), _PHASE_COMPLETE="bash_complete")
-    done = subprocess.run([sys.executable, "-c", "from phases.cli.main import main; main()"], cwd=directory, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "from phases.cli.main import main; main()"],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert not done.stderr
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
@@ -47,7 +54,9 @@ def test_phases_checkpoints_and_playbooks(repository):
 
 def test_a_strangers_playbook_puts_no_code_into_the_command_line(tmp_path):
     deep = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(12))
-    (tmp_path / "playbook.yaml").write_text(f'{deep}\nphases: {{build-parity: {{}}, "$(touch x)": {{}}, "a b": {{}}, "`x`": {{}}, 5: {{}}, "x\\ny": {{}}}}\n')
+    (tmp_path / "playbook.yaml").write_text(
+        f'{deep}\nphases: {{build-parity: {{}}, "$(touch x)": {{}}, "a b": {{}}, "`x`": {{}}, 5: {{}}, "x\\ny": {{}}}}\n'
+    )
     assert _completed(tmp_path, "phase", "run", "") == ["build-parity"]
     (tmp_path / "playbook.yaml").write_text(f"{deep}\nphases: *a11\n")  # texts of gigabytes, were one made of it
     assert _completed(tmp_path, "phase", "run", "") == []
@@ -64,21 +73,34 @@ def test_outside_of_a_repository_nothing_is_offered_and_nothing_fails(tmp_path):
 
 @pytest.mark.parametrize("words", ["phase ", "phase gate "])
 def test_completing_commands_imports_none_of_them(words, tmp_path):
-    code = ("import os, sys\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
-            "from phases.cli.main import cli\ntry:\n    cli.main(prog_name='phase')\nexcept SystemExit: pass\n"
-            "print([m for m in ('phases.cli.run', 'phases.cli.checkpoint', 'yaml', 'rich', 'torch') if m in sys.modules], file=sys.stderr)")  # fmt: skip
+    code = (
+        "import os, sys\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
+        "from phases.cli.main import cli\ntry:\n    cli.main(prog_name='phase')\nexcept SystemExit: pass\n"
+        "print([m for m in ('phases.cli.run', 'phases.cli.checkpoint', 'yaml', 'rich', 'torch') if m in sys.modules], file=sys.stderr)"
+    )
     env = _environment(COMP_WORDS=words, COMP_CWORD=str(len(words.split())), _PHASE_COMPLETE="bash_complete")
-    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
     assert shown.stderr.strip() == "[]"
 
 
 def test_bash_completes_with_the_script(tmp_path):
     line = 'eval "$(phase completion bash)"; COMP_WORDS=(phase gate app); COMP_CWORD=2; _phase_completion phase; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False
+    )
     assert done.stdout == "approve\n", done.stderr
 
 
-@pytest.mark.parametrize(("shell", "words"), [("bash", "complete -o nosort -F _phase_completion phase"), ("zsh", "#compdef phase"), ("fish", "complete --no-files --command phase")])
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        ("bash", "complete -o nosort -F _phase_completion phase"),
+        ("zsh", "#compdef phase"),
+        ("fish", "complete --no-files --command phase"),
+    ],
+)
 def test_each_shells_script(phase, shell, words, tmp_path):
     script = phase("completion", shell).stdout
     assert words in script

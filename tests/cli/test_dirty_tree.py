@@ -7,19 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from phases.cli.run import _warn_of_dirty_tree
-from phases.run.session import _require_clean
 from phases.base.errors import UsageError
+from phases.cli.run import _warn_of_dirty_tree
 from phases.playbook.loader import load
+from phases.run.session import _require_clean
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def playbook(tmp_path: Path) -> Path:
-    text = (ROOT / "playbooks" / "local.yaml").read_text().replace("../kernels/verify_attn/kernel.yaml", str(ROOT / "kernels/verify_attn/kernel.yaml"))
+    text = (
+        (ROOT / "playbooks" / "local.yaml")
+        .read_text()
+        .replace("../kernels/verify_attn/kernel.yaml", str(ROOT / "kernels/verify_attn/kernel.yaml"))
+    )
     (tmp_path / "playbook.yaml").write_text(text)
-    for argv in (["init", "-q"], ["config", "user.name", "Ada"], ["config", "user.email", "ada@example.org"], ["add", "-A"], ["commit", "-qm", "Begin"]):
+    for argv in (
+        ["init", "-q"],
+        ["config", "user.name", "Ada"],
+        ["config", "user.email", "ada@example.org"],
+        ["add", "-A"],
+        ["commit", "-qm", "Begin"],
+    ):
         subprocess.run(["git", "-C", str(tmp_path), *argv], check=True)
     return tmp_path / "playbook.yaml"
 

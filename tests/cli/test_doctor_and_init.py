@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from phases.cli.watchers import Lines, Live
 from phases.base.errors import BuildError
+from phases.cli.watchers import Lines, Live
 from tests.cli.conftest import Phase
 from tests.run.conftest import git
 
@@ -26,8 +26,11 @@ def test_a_healthy_machine_has_no_problem_and_every_warning_a_cure(phase):
 
 def test_each_problem_has_its_cure_and_the_exit_code_tells(repository, phase, tmp_path):
     path = repository.path / "playbook.yaml"
-    path.write_text(path.read_text().replace("review: required", "review: required\n    architectures: [x86-64-v3, sm_90]").replace(
-        "name: light", "name: light\nledger: {remote: nowhere, branch: main}"))  # fmt: skip
+    path.write_text(
+        path.read_text()
+        .replace("review: required", "review: required\n    architectures: [x86-64-v3, sm_90]")
+        .replace("name: light", "name: light\nledger: {remote: nowhere, branch: main}")
+    )
     environment = {"CXX": "/nowhere/g++", "NVCC": "/nowhere/nvcc"}
     shown = phase("doctor", code=1, env=environment).stdout
     for words in ("/nowhere/g++", "/nowhere/nvcc", "builds sm_90", "nowhere:", "git remote -v", "checked out"):
@@ -67,7 +70,10 @@ def test_a_page_of_a_report_leaves_the_tree_clean_and_an_own_gitignore_stays(tmp
     assert "0001" not in git(tmp_path / "mine", "status", "--porcelain", "--untracked-files=all")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / ".gitignore").write_text("precious\n")
-    assert ".gitignore" not in call.json("init", "other")["files"] and (tmp_path / "other" / ".gitignore").read_text() == "precious\n"
+    assert (
+        ".gitignore" not in call.json("init", "other")["files"]
+        and (tmp_path / "other" / ".gitignore").read_text() == "precious\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["9lives", "class", "a-b", "../x", "Ünï"])
@@ -85,8 +91,15 @@ def test_init_inside_a_repository_makes_no_other(tmp_path):
 def _in_terminal(directory, environment, *arguments):
     """What a terminal of 100 columns receives."""
     leader, follower = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-m", "phases.cli.main", *arguments], cwd=directory, stdin=follower, stdout=follower, stderr=follower,
-                               env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **environment}, close_fds=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phases.cli.main", *arguments],
+        cwd=directory,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **environment},
+        close_fds=True,
+    )
     os.close(follower)
     received = b""
     while True:
@@ -113,7 +126,13 @@ def test_lines_tell_the_whole_run(repository):
     out = io.StringIO()
     repository.run(watcher=Lines(out))
     text = out.getvalue()
-    for words in ("light-build-parity-0001", "[2/5] prove: prove", "error 0.", "[5/5] record the checkpoint", "waiting for review (exit 3)"):
+    for words in (
+        "light-build-parity-0001",
+        "[2/5] prove: prove",
+        "error 0.",
+        "[5/5] record the checkpoint",
+        "waiting for review (exit 3)",
+    ):
         assert words in text
     assert "\x1b" not in text
 

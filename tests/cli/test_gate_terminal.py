@@ -18,8 +18,15 @@ class Terminal:
 
     def __init__(self, directory, *arguments):
         self.leader, follower = pty.openpty()
-        self.process = subprocess.Popen([sys.executable, "-m", "phases.cli.main", *arguments], cwd=directory, stdin=follower, stdout=follower, stderr=follower,
-                                        env={**os.environ, "TERM": "xterm", "COLUMNS": "110", "NO_COLOR": "1"}, close_fds=True)  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "phases.cli.main", *arguments],
+            cwd=directory,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "110", "NO_COLOR": "1"},
+            close_fds=True,
+        )
         os.close(follower)
         self.text = ""
 
@@ -60,7 +67,11 @@ def review(repository):
 
 def test_approved_where_it_was_read(review, phase):
     review.read_until("[a/r/Enter]")
-    assert review.text.index("PASS  0001-build-parity-PASS  waiting for review") < review.text.index("Rules") < review.text.index("Provenance")
+    assert (
+        review.text.index("PASS  0001-build-parity-PASS  waiting for review")
+        < review.text.index("Rules")
+        < review.text.index("Provenance")
+    )
     review.type("a\n")
     review.read_until("Why?")
     review.type("4x and right\n")
@@ -86,7 +97,9 @@ def test_anything_else_decides_nothing(review, phase, typed, code):
     review.type(typed)
     if code == -signal.SIGINT:
         review.read_until("Why?")
-        while review.process.poll() is None:  # one that comes right between the question and the reading of the answer is only seen with the next key
+        while (
+            review.process.poll() is None
+        ):  # one that comes right between the question and the reading of the answer is only seen with the next key
             review.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
     assert review.end() == (code if code >= 0 else 1)
@@ -96,7 +109,10 @@ def test_anything_else_decides_nothing(review, phase, typed, code):
 def test_no_question_without_a_terminal_or_when_it_is_not_wanted(repository, phase):
     repository.run()
     digest = phase.json("checkpoint", "list")["checkpoints"][0]["digest"][:16]
-    assert f"phase gate approve 1 --digest {digest} --reason" in phase("gate", "review").stdout and "phase gate reject 1" in phase("gate", "review").stdout
+    assert (
+        f"phase gate approve 1 --digest {digest} --reason" in phase("gate", "review").stdout
+        and "phase gate reject 1" in phase("gate", "review").stdout
+    )
     terminal = Terminal(repository.path, "gate", "review", "--no-ask")
     terminal.read_until("phase gate reject 1")
     assert terminal.end() == 0
@@ -108,4 +124,8 @@ def test_what_did_not_pass_is_not_asked_about(repository, phase):
     repository.run()
     terminal = Terminal(repository.path, "gate", "review")
     terminal.read_until("Nothing to approve")
-    assert terminal.end() == 0 and "`phase run build-parity`" in terminal.text and "waiting for review" not in terminal.text
+    assert (
+        terminal.end() == 0
+        and "`phase run build-parity`" in terminal.text
+        and "waiting for review" not in terminal.text
+    )

@@ -28,8 +28,11 @@ def test_every_command_has_a_help_with_an_example(path):
     assert "\n  Examples:\n" in shown.output and f"phase {' '.join(path)}" in shown.output.split("Examples:")[1]
 
 
-@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in _commands(cli) if not isinstance(command, click.Group)],
-                         ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [(path, command) for path, command in _commands(cli) if not isinstance(command, click.Group)],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
 def test_every_command_speaks_json(path, command):
     assert "--json" in [option for parameter in command.params for option in parameter.opts], path
 
@@ -41,7 +44,12 @@ def test_help_names_the_exit_codes():
 
 @pytest.mark.parametrize("group", [[], ["gate"]], ids=" ".join)
 def test_a_group_alone_shows_its_help_once(group):
-    alone, asked = (subprocess.run([sys.executable, "-m", "phases.cli.main", *group, *more], capture_output=True, text=True, check=False) for more in ([], ["--help"]))
+    alone, asked = (
+        subprocess.run(
+            [sys.executable, "-m", "phases.cli.main", *group, *more], capture_output=True, text=True, check=False
+        )
+        for more in ([], ["--help"])
+    )
     assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", asked.stdout)
 
 

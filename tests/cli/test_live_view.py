@@ -10,12 +10,11 @@ from rich.console import Console
 from phases.analysis.decision import Decision, Outcome
 from phases.cli.live_view import RunningStep, look_head, look_row
 from phases.cli.watchers import Lines
+from phases.engines.ssh.host import Host
 from phases.run import live_state
 from phases.run.live_state import Noting
-from phases.engines.ssh.host import Host
 from phases.trial.looks import look_facts
 from phases.trial.settings import JudgeSettings, MetricSettings
-
 
 
 def _host(name):
@@ -27,10 +26,21 @@ def look():
     judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=1800.0)
     decisions = [
         Decision(Outcome.CONTINUE, "itl", "p95", "not yet", 1.02, 0.93, 1.14, threshold=1.05, n=231),
-        Decision(Outcome.PASS, "5xx", "excess_rate", "none", 0.0, -0.002, 0.004, threshold=0.01, n=231, unit="rate",
-                 counts={"canary": {"requests": 231, "errors": 0}, "control": {"requests": 240, "errors": 0}}),
+        Decision(
+            Outcome.PASS,
+            "5xx",
+            "excess_rate",
+            "none",
+            0.0,
+            -0.002,
+            0.004,
+            threshold=0.01,
+            n=231,
+            unit="rate",
+            counts={"canary": {"requests": 231, "errors": 0}, "control": {"requests": 240, "errors": 0}},
+        ),
         Decision(Outcome.CONTINUE, "ttft", "p95", "nothing yet"),
-    ]  # fmt: skip
+    ]
     return look_facts(130.0, decisions, judge, {"canary": [_host("w1")], "control": [_host("w2"), _host("w3")]})
 
 
@@ -46,8 +56,20 @@ def test_hosts_share_time_and_intervals_of_a_canary(look):
     step.say("  130 s  itl p95: 1.02")
     step.say("w1: its log is quiet")
     shown = _drawn(step)
-    for words in ("[5/9] bake", "canary w1 against control w2, w3", "130 s of 300 s", "49% of 471 requests", "itl p95", "1.02 [0.93, 1.14]", "limit 1.05", "n 231",
-                  "open", "PASS", "nothing to compare yet", "its log is quiet"):  # fmt: skip
+    for words in (
+        "[5/9] bake",
+        "canary w1 against control w2, w3",
+        "130 s of 300 s",
+        "49% of 471 requests",
+        "itl p95",
+        "1.02 [0.93, 1.14]",
+        "limit 1.05",
+        "n 231",
+        "open",
+        "PASS",
+        "nothing to compare yet",
+        "its log is quiet",
+    ):
         assert words in shown, words
     assert "130 s  itl" not in shown  # the table tells it better
 
@@ -91,7 +113,11 @@ def test_a_run_can_be_looked_at_from_elsewhere_while_it_works(repository):
             seen.append(live_state.read(runs / "light-build-parity-0001"))
 
     repository.run(watcher=Noting(Spy(io.StringIO()), runs))
-    assert {state["step"] for state in seen} >= {"prepare", "prove", "judge the gate"} and seen[0]["number"] == 1 and seen[0]["steps"] == 5
+    assert (
+        {state["step"] for state in seen} >= {"prepare", "prove", "judge the gate"}
+        and seen[0]["number"] == 1
+        and seen[0]["steps"] == 5
+    )
     assert live_state.read(runs / "light-build-parity-0001") is None  # over
     with pytest.raises(KeyError):
         repository.run(watcher=Noting(Lines(io.StringIO()), runs), script="tests.run.light_phase:failing_phase")

@@ -33,7 +33,12 @@ def test_review_shows_each_rules_numbers(phase, recorded):
     (rule,) = shown["gate"]["rules"]
     assert rule["verdict"] == "PASS" and rule["threshold"] == 1.0 and 0 <= rule["estimate"] <= 1
     text = phase("gate", "review").stdout
-    assert recorded["digest"][:16] in text and f"{rule['estimate']:.4g}" in text and "estimate" in text and "threshold" in text
+    assert (
+        recorded["digest"][:16] in text
+        and f"{rule['estimate']:.4g}" in text
+        and "estimate" in text
+        and "threshold" in text
+    )
 
 
 def test_approval_is_bound_to_the_digest_and_shows_in_status(phase, recorded):
@@ -70,7 +75,10 @@ def test_yes_approves_only_where_the_playbook_allows_it(phase, repository, recor
     path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
     assert "Waiting for review" in phase("run", code=3).stdout
     approved = phase("run", "--yes").stderr
-    assert "0001-build-parity-PASS: approved by --yes for Ada <ada@example.org>; branch checkpoints records that nobody looked" in approved
+    assert (
+        "0001-build-parity-PASS: approved by --yes for Ada <ada@example.org>; branch checkpoints records that nobody looked"
+        in approved
+    )
     assert re.search(r"^build-parity +approved .* nobody$", phase("status").stdout, re.MULTILINE)
     (row,) = phase.json("status")["phases"]
     assert row["state"] == "approved" and "without anybody looking" in row["approvals"][0]["reason"]
@@ -85,7 +93,12 @@ def test_a_run_that_yes_approves_waits_for_nobody(repository, monkeypatch, termi
     monkeypatch.setattr(session, "load_object", lambda reference: light_phase)
     monkeypatch.setattr(watchers, "is_terminal", lambda: terminal)
     done = CliRunner().invoke(cli, ["run", "--yes"])
-    assert done.exit_code == 0 and "passed; --yes approves it" in done.output and "waiting" not in done.output.lower() and "exit 3" not in done.output
+    assert (
+        done.exit_code == 0
+        and "passed; --yes approves it" in done.output
+        and "waiting" not in done.output.lower()
+        and "exit 3" not in done.output
+    )
     assert done.output.rstrip().endswith("), approved by --yes")
 
 
@@ -97,24 +110,37 @@ def test_json_of_a_run_names_who_yes_approved_for(repository, monkeypatch):
     shown = json.loads(CliRunner().invoke(cli, ["run", "build-parity", "--json"]).stdout)
     assert (shown["exit"], shown["runs"][0]["exit"], shown["runs"][0]["approved_by_yes"]) == (3, 3, None)
     shown = json.loads(CliRunner().invoke(cli, ["run", "build-parity", "--yes", "--json"]).stdout)
-    assert (shown["exit"], shown["runs"][0]["exit"]) == (0, 0) and shown["runs"][0]["approved_by_yes"]["person"] == "Ada <ada@example.org>"
+    assert (shown["exit"], shown["runs"][0]["exit"]) == (0, 0) and shown["runs"][0]["approved_by_yes"][
+        "person"
+    ] == "Ada <ada@example.org>"
 
 
 def test_yes_cannot_be_the_second_pair_of_eyes(phase, repository):
     path = repository.path / "playbook.yaml"
-    path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true\n    four_eyes: true"))
-    assert "playbook.yaml:8: phases.build-parity: four_eyes wants somebody else's approval" in phase("playbook", "check", code=2).stderr
+    path.write_text(
+        path.read_text().replace("review: required", "review: required\n    allow_yes: true\n    four_eyes: true")
+    )
+    assert (
+        "playbook.yaml:8: phases.build-parity: four_eyes wants somebody else's approval"
+        in phase("playbook", "check", code=2).stderr
+    )
 
 
 def test_yes_is_refused_before_anything_runs_where_production_does_not_allow_it(phase, repository):
     path = repository.path / "playbook.yaml"
-    path.write_text(path.read_text() + """
+    path.write_text(
+        path.read_text()
+        + """
   tp8-canary:
     judge: {metrics: [{metric: ttft}]}
     gate: {rules: [{rule: measurement, metric: canary_passed, at_least: 1, absent: fail}]}
-""")
+"""
+    )
     refused = phase("run", "--yes", code=2)
-    assert "tp8-canary changes production and does not allow --yes" in refused.stderr and "playbook.yaml:14" in refused.stderr
+    assert (
+        "tp8-canary changes production and does not allow --yes" in refused.stderr
+        and "playbook.yaml:14" in refused.stderr
+    )
     assert phase.json("checkpoint", "list")["checkpoints"] == []
 
 

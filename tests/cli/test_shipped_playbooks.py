@@ -30,7 +30,9 @@ def test_it_loads_and_plans(path, tmp_path, monkeypatch):
     assert checked.exit_code == 0 and "no mistakes" in checked.output, checked.output
     for section in load(path).phases:
         planned = CliRunner().invoke(cli, ["plan", section.name, "-p", str(path)])
-        assert planned.exit_code == 0 and f"Phase {section.kind.number}, {section.name}" in planned.output, planned.output
+        assert planned.exit_code == 0 and f"Phase {section.kind.number}, {section.name}" in planned.output, (
+            planned.output
+        )
         assert json.loads(CliRunner().invoke(cli, ["plan", section.name, "-p", str(path), "--json"]).output)
 
 
@@ -41,4 +43,6 @@ def test_it_is_called_after_its_file(path):
 
 
 def test_all_are_found():
-    assert {"local", "local-regression", "local-switchback", "local-tp8", "rtx-pro-6000-tp8", "h200"} <= {path.stem for path in PLAYBOOKS}
+    assert {"local", "local-regression", "local-switchback", "local-tp8", "rtx-pro-6000-tp8", "h200"} <= {
+        path.stem for path in PLAYBOOKS
+    }

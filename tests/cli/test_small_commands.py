@@ -21,7 +21,12 @@ def test_plan_shows_steps_and_rules_and_writes_nothing(repository, phase):
 
 
 def test_playbook_check_and_schema(repository, phase):
-    assert phase.json("playbook", "check") == {"playbook": "light", "kernel": "mine", "phases": ["build-parity"], "mistakes": []}
+    assert phase.json("playbook", "check") == {
+        "playbook": "light",
+        "kernel": "mine",
+        "phases": ["build-parity"],
+        "mistakes": [],
+    }
     schema = phase.json("playbook", "schema")
     jsonschema.validate(load_text((repository.path / "playbook.yaml").read_text(), "p", Mistakes()).plain(), schema)
     kernel = phase.json("playbook", "schema", "--kernel")
@@ -29,12 +34,22 @@ def test_playbook_check_and_schema(repository, phase):
 
 
 def test_playbook_check_lists_the_mistakes_of_both_files(repository, phase):
-    (repository.path / "playbook.yaml").write_text((repository.path / "playbook.yaml").read_text().replace("review: required", "architectures: [x86-64-v5]"))
+    (repository.path / "playbook.yaml").write_text(
+        (repository.path / "playbook.yaml").read_text().replace("review: required", "architectures: [x86-64-v5]")
+    )
     kernel = repository.path / "kernel.yaml"
-    kernel.write_text(kernel.read_text().replace("float32: 1.0e-5", "float23: 1.0e-5").replace("entry: mine.contract", "entry: mine.contrat"))
+    kernel.write_text(
+        kernel.read_text()
+        .replace("float32: 1.0e-5", "float23: 1.0e-5")
+        .replace("entry: mine.contract", "entry: mine.contrat")
+    )
     done = phase("playbook", "check", "--json", code=2)
     found = json.loads(done.stdout)
-    assert found["exit"] == 2 and [(row["file"], type(row["line"])) for row in found["mistakes"]] == [("kernel.yaml", int), ("kernel.yaml", int), ("playbook.yaml", int)]
+    assert found["exit"] == 2 and [(row["file"], type(row["line"])) for row in found["mistakes"]] == [
+        ("kernel.yaml", int),
+        ("kernel.yaml", int),
+        ("playbook.yaml", int),
+    ]
     texts = [row["text"] for row in found["mistakes"]]
     assert "no module contrat in" in texts[0] and "did you mean 'contract'" in texts[0]
     assert "no dtype 'float23' (did you mean 'float32'?)" in texts[1] and "no architecture 'x86-64-v5'" in texts[2]
@@ -73,9 +88,21 @@ def test_unlock_removes_exactly_the_lock_it_showed(repository, phase):
 
 def test_outputs_nobody_takes_end_without_a_traceback(phase):
     command = f"{sys.executable} -m phases.cli.main"
-    for line in ("status --json >&-", "status >&-", "gate review <&- >&-", "status --json >/dev/full", "checkpoint show nope --json | true", "checkpoint show nope --json 2>&- >&-"):
-        done = subprocess.run(["bash", "-c", f"{command} {line}"], cwd=phase.directory, capture_output=True, text=True, check=False)
-        assert not any(word in done.stderr for word in ("Traceback", "traceback", "Exception ignored")), (line, done.stderr)
+    for line in (
+        "status --json >&-",
+        "status >&-",
+        "gate review <&- >&-",
+        "status --json >/dev/full",
+        "checkpoint show nope --json | true",
+        "checkpoint show nope --json 2>&- >&-",
+    ):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {line}"], cwd=phase.directory, capture_output=True, text=True, check=False
+        )
+        assert not any(word in done.stderr for word in ("Traceback", "traceback", "Exception ignored")), (
+            line,
+            done.stderr,
+        )
 
 
 def test_nohup_is_respected():
@@ -118,7 +145,9 @@ def test_one_damaged_checkpoint_does_not_stop_list_show_and_verify(repository, p
     recorded = line.rpartition("what was recorded is `git ")[2].partition("`")[0]
     assert json.loads(repository.git(*recorded.split()))["number"] == 1
     as_json = phase.json("checkpoint", "list", code=1)
-    assert [row["number"] for row in as_json["checkpoints"]] == [2] and [row in line for row in as_json["damaged"]] == [True]
+    assert [row["number"] for row in as_json["checkpoints"]] == [2] and [row in line for row in as_json["damaged"]] == [
+        True
+    ]
     assert f"ALTERED  {name}/manifest.json: is not JSON" in phase("checkpoint", "verify", code=1).stdout
     assert f"{name}/manifest.json: is not JSON" in phase("checkpoint", "verify", "1", code=1).stdout
     assert phase.json("checkpoint", "show", "2")["number"] == 2
@@ -143,18 +172,30 @@ def test_nor_does_what_a_running_step_says(capsys):
 
 @pytest.mark.parametrize("name", ["state.txt", "state", "state.prom.tmp", ".prom"])
 def test_a_textfile_that_node_exporter_would_not_read_is_refused_before_anything_is_written(phase, tmp_path, name):
-    assert f"--textfile {tmp_path / name} does not end in .prom" in phase("status", "--no-fleet", "--textfile", tmp_path / name, code=2).stderr
+    assert (
+        f"--textfile {tmp_path / name} does not end in .prom"
+        in phase("status", "--no-fleet", "--textfile", tmp_path / name, code=2).stderr
+    )
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize(("path", "content"), [
-    ("manifest.json", None), ("results.json", b"null"), ("results.json", b"[" * 100_000), ("gate.json", b'{"rules": [{"verdict": "PASS", "estimate": [1]}]}'), ("\udcff.txt", b"\xff"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("manifest.json", None),
+        ("results.json", b"null"),
+        ("results.json", b"[" * 100_000),
+        ("gate.json", b'{"rules": [{"verdict": "PASS", "estimate": [1]}]}'),
+        ("\udcff.txt", b"\xff"),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_by_whatever_shows_it(repository, phase, path, content):
     name = repository.run().checkpoint["name"]
     repository.git("switch", "-q", "checkpoints")
     file = repository.path / "checkpoints" / name / path
-    file.write_text(json.dumps({**json.loads(file.read_text()), "facts": None})) if content is None else file.write_bytes(content)
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "facts": None})
+    ) if content is None else file.write_bytes(content)
     repository.git("add", ".")
     repository.git("commit", "-qm", "Damage it")
     repository.git("switch", "-q", "main")

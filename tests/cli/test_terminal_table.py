@@ -53,7 +53,9 @@ def test_only_the_widest_columns_words_are_broken_before_rows_go_below_each_othe
 
 
 def test_two_long_columns_share_the_room():
-    lines = _shown(60, ("check", "found", "cure"), [("nvcc", "word " * 12, ""), ("repository", "none", "word " * 12)]).splitlines()
+    lines = _shown(
+        60, ("check", "found", "cure"), [("nvcc", "word " * 12, ""), ("repository", "none", "word " * 12)]
+    ).splitlines()
     found, cure = lines[0].index("found"), lines[0].index("cure")
     assert abs((cure - found) - (60 - cure)) <= 4
 
@@ -67,7 +69,11 @@ def test_lines_fold_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
     assert flowed(text, io.StringIO()) == text
     terminal = io.StringIO()
     terminal.isatty = lambda: True
-    assert flowed(text, terminal).splitlines() == ["  Waiting for a person who reads it:", "    `phase gate review -p a.yaml`, then", "    goes on."]
+    assert flowed(text, terminal).splitlines() == [
+        "  Waiting for a person who reads it:",
+        "    `phase gate review -p a.yaml`, then",
+        "    goes on.",
+    ]
     assert flowed("x" * 60, terminal) == "x" * 60  # never broken: it may be an address or a digest to copy
 
 
@@ -77,5 +83,10 @@ def test_an_empty_table_is_its_head():
 
 def test_another_encoding_than_utf8_is_no_error():
     code = "import click; from phases.cli.failures import run_and_exit; run_and_exit(click.Command('x', callback=lambda: click.echo('1 … 2 µs')), [])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 ? 2 µs\n".encode("latin-1"), b"")

@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # How fast depends on who else uses the machine: the rule is judged, but on a threshold nothing can miss.
 UNTIMED = ("at_least: 1.5", "at_least: 0.001")
-PLAYBOOK_EDIT = ("      seconds: 1          # time spent on each case and variant", "      seconds: 0.2\n      cases: ['4096x64']\n    anchors: rivals.json")
+PLAYBOOK_EDIT = (
+    "      seconds: 1          # time spent on each case and variant",
+    "      seconds: 0.2\n      cases: ['4096x64']\n    anchors: rivals.json",
+)
 RIVALS = {"about": "made up for this test", "rows": [{"case": "4096x64/float32", "microseconds": {"rival": 123.0}}]}
 
 
@@ -40,7 +43,9 @@ def phase(tmp_path):
 def _stop_at(phase, words, number, *arguments):
     """Run and send a signal to the toolkit once a line of its output holds `words`; (exit code, stderr)."""
     command = [sys.executable, "-m", "phases.cli.main", "run", "build-parity", *arguments]
-    process = subprocess.Popen(command, cwd=phase.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=phase.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     for line in process.stdout:
         if words in line:
             os.kill(process.pid, number)
@@ -52,11 +57,15 @@ def _stop_at(phase, words, number, *arguments):
 def test_the_whole_road(phase):
     assert [step["name"] for step in phase.json("plan")["phases"][0]["steps"]][:2] == ["look around", "build"]
 
-    code, stderr = _stop_at(phase, "right", signal.SIGINT)  # parity is proved, the ceilings are being measured, or nearly
+    code, stderr = _stop_at(
+        phase, "right", signal.SIGINT
+    )  # parity is proved, the ceilings are being measured, or nearly
     assert code == 1 and "--resume" in stderr and "Traceback" not in stderr
     assert phase.json("checkpoint", "list") == {"checkpoints": [], "damaged": []}
     status = phase.json("status")
-    assert status["unfinished"] == ["fast_norm-build-parity-0001"] and status["running"] is None  # the lock is given back
+    assert (
+        status["unfinished"] == ["fast_norm-build-parity-0001"] and status["running"] is None
+    )  # the lock is given back
 
     code, _ = _stop_at(phase, "ceiling read", signal.SIGKILL, "--resume")
     assert code == -signal.SIGKILL
@@ -94,6 +103,14 @@ def test_a_kernel_that_makes_nans_fails_its_gate_and_says_so(phase):
     results = json.loads(phase("checkpoint", "show", "--file", "results.json").stdout)
     assert [len(row["samples"]) > 0 for row in results["benchmark"] if row["variant"] == "vectorised"] == [False]
     assert "nan" in phase("checkpoint", "show", "--file", "failures.txt").stdout.lower()
-    refused = phase("gate", "approve", "--digest", phase.json("checkpoint", "list")["checkpoints"][0]["digest"][:16], "--reason", "please", code=1)
+    refused = phase(
+        "gate",
+        "approve",
+        "--digest",
+        phase.json("checkpoint", "list")["checkpoints"][0]["digest"][:16],
+        "--reason",
+        "please",
+        code=1,
+    )
     assert "only PASS" in refused.stderr
     assert phase.json("status")["phases"][0]["state"] == "failed"

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent.parent
-PAGES = sorted([HERE / "README.md", *(HERE / "docs").glob("*.md"), HERE / "checkpoints/README.md", HERE / "phases/analysis/README.md",
-                *(HERE / "kernels").glob("*/README.md"), HERE / "kernels/verify_attn/verify_attn/sglang/README.md"])  # fmt: skip
+PAGES = sorted(
+    [
+        HERE / "README.md",
+        *(HERE / "docs").glob("*.md"),
+        HERE / "checkpoints/README.md",
+        HERE / "phases/analysis/README.md",
+        *(HERE / "kernels").glob("*/README.md"),
+        HERE / "kernels/verify_attn/verify_attn/sglang/README.md",
+    ]
+)
 STAGES = ("readme", "kernel", "clone", "parse")
 _FENCE = re.compile(r"(?:^<!-- test: (\w+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -46,7 +54,11 @@ def blocks(page: Path) -> list[Block]:
 def phase_lines(text: str) -> list[list[str]]:
     """Every call of `phase` in code: fenced, indented, or between backquotes; as words, without `phase`."""
     code = re.findall(r"^(?: {4,}|\$ )(.*)$", text, re.MULTILINE) + re.findall(r"`([^`\n]+)`", text)
-    found = [re.fullmatch(r"(?:- run: |ExecStart=|\{ echo '```'; |code=0; )*(?:\S*/)?phase ([a-z].*)", part.strip()) for line in code for part in line.split(" && ")]
+    found = [
+        re.fullmatch(r"(?:- run: |ExecStart=|\{ echo '```'; |code=0; )*(?:\S*/)?phase ([a-z].*)", part.strip())
+        for line in code
+        for part in line.split(" && ")
+    ]
     found += [re.fullmatch(r".*?; (?:\S*/)?phase ([a-z].*?);.*", line) for line in code]
     calls = []
     for match in filter(None, found):

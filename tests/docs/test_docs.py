@@ -18,7 +18,6 @@ from tests.docs.commands import HERE, PAGES, STAGES, Block, blocks, phase_lines
 from tests.export.kernels import solution
 
 
-
 def _name(page):
     return str(page.relative_to(HERE))
 
@@ -53,7 +52,11 @@ def test_the_parser_of_this_test_notices():
         _parse(["chekpoint", "list"])
     with pytest.raises(pytest.fail.Exception):
         _parse(["run", "--resum"])
-    assert phase_lines("x\n\n    phase run --yes   # go\n`phase status` and `phase init DIR`") == [["run", "--yes"], ["status"], ["init", "DIR"]]
+    assert phase_lines("x\n\n    phase run --yes   # go\n`phase status` and `phase init DIR`") == [
+        ["run", "--yes"],
+        ["status"],
+        ["init", "DIR"],
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -77,9 +80,15 @@ def test_playbooks_in_the_pages_are_right(tmp_path):
     head = "schema: phasegate/playbook/v1\nname: page\nkernel: kernels/verify_attn/kernel.yaml\n"
     phases = "phases:\n  build-parity:\n    gate: {rules: [{rule: parity}]}\n"
     checked = []
-    for block in [b for page in PAGES if page.parent in (HERE, HERE / "docs") for b in blocks(page) if b.language == "yaml"]:
+    for block in [
+        b for page in PAGES if page.parent in (HERE, HERE / "docs") for b in blocks(page) if b.language == "yaml"
+    ]:
         file = tmp_path / f"{len(checked)}.yaml"
-        text = block.text if "schema: phasegate/playbook" in block.text else head + block.text + ("" if "phases:" in block.text else phases)
+        text = (
+            block.text
+            if "schema: phasegate/playbook" in block.text
+            else head + block.text + ("" if "phases:" in block.text else phases)
+        )
         file.write_text(text.replace("kernels/", f"{HERE}/kernels/"), encoding="utf-8")
         loader.load(file)
         checked.append(block.page.name)
@@ -96,20 +105,40 @@ class Stage:
         self.directory = directory
         home = directory.parent / f"{directory.name}-home"
         home.mkdir()
-        identity = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "Ada"), ("EMAIL", "ada@example.org"))}
+        identity = {
+            f"GIT_{who}_{what}": value
+            for who in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "Ada"), ("EMAIL", "ada@example.org"))
+        }
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        self.environment = {**os.environ, **identity, "PATH": path, "OMP_NUM_THREADS": "2", "XDG_CONFIG_HOME": str(home)}
+        self.environment = {
+            **os.environ,
+            **identity,
+            "PATH": path,
+            "OMP_NUM_THREADS": "2",
+            "XDG_CONFIG_HOME": str(home),
+        }
 
     def run(self, block: Block) -> str:
         """The block's commands one after the other, each with the exit code the page promises; what they printed."""
         script = ["set -u"]
         for command in block.commands:
             line = self._adapted(command.line)
-            script.append(f"code=0; {line} || code=$?; [ $code = {command.code} ] || {{ echo \"exit $code, not {command.code}: $(cat <<'LINE'\n{line}\nLINE\n)\" >&2; exit 99; }}")
+            script.append(
+                f"code=0; {line} || code=$?; [ $code = {command.code} ] || {{ echo \"exit $code, not {command.code}: $(cat <<'LINE'\n{line}\nLINE\n)\" >&2; exit 99; }}"
+            )
         script.append('pwd > "$WHERE"')
         where = self.directory.parent / f"{self.directory.name}.where"
-        done = subprocess.run(["bash", "-c", "\n".join(script)], cwd=self.directory, env={**self.environment, "WHERE": str(where)}, capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, timeout=600, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(script)],
+            cwd=self.directory,
+            env={**self.environment, "WHERE": str(where)},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, f"{_name(block.page)}:\n{block.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert "Traceback" not in done.stdout + done.stderr
         self.directory = Path(where.read_text().strip())
@@ -118,9 +147,22 @@ class Stage:
     def _adapted(self, line: str) -> str:
         """Digests are those of this run; how fast the example is depends on who else uses the machine, so no rule may turn on it."""
         if "--digest" in line:
-            shown = subprocess.run(["phase", "checkpoint", "list", "--json"], cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True)
-            line = re.sub(r"--digest [0-9a-f]{16}", f"--digest {json.loads(shown.stdout)['checkpoints'][-1]['digest'][:16]}", line)
-        return re.sub(r"^(phase init (\S+))", r"\1 && sed -i 's/seconds: 1 .*/seconds: 0.2\\n      cases: [4096x64]/; s/at_least: 1.5/at_least: 0.001/' \2/playbook.yaml", line)
+            shown = subprocess.run(
+                ["phase", "checkpoint", "list", "--json"],
+                cwd=self.directory,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            line = re.sub(
+                r"--digest [0-9a-f]{16}", f"--digest {json.loads(shown.stdout)['checkpoints'][-1]['digest'][:16]}", line
+            )
+        return re.sub(
+            r"^(phase init (\S+))",
+            r"\1 && sed -i 's/seconds: 1 .*/seconds: 0.2\\n      cases: [4096x64]/; s/at_least: 1.5/at_least: 0.001/' \2/playbook.yaml",
+            line,
+        )
 
 
 @pytest.fixture(scope="module")

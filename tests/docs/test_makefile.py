@@ -30,10 +30,23 @@ def bare(tmp_path):
         for name in present:
             (programs / name).symlink_to("/bin/true")
         if python:
-            (programs / "python3").write_text(f'#!/bin/sh\ncase "$2" in {python}) exit 1;; esac\nexec {sys.executable} "$@"\n')
+            (programs / "python3").write_text(
+                f'#!/bin/sh\ncase "$2" in {python}) exit 1;; esac\nexec {sys.executable} "$@"\n'
+            )
             (programs / "python3").chmod(0o755)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key not in ("CXX", "MFLAGS")}
-        done = subprocess.run([programs / "make", "setup"], cwd=tmp_path / "copy", env={**environment, "PATH": str(programs)}, capture_output=True, text=True, check=False)
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("MAKE") and key not in ("CXX", "MFLAGS")
+        }
+        done = subprocess.run(
+            [programs / "make", "setup"],
+            cwd=tmp_path / "copy",
+            env={**environment, "PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "copy" / ".venv").exists()
         return done.stderr
 
@@ -49,7 +62,9 @@ def test_only_what_is_missing_is_named(bare):
 
 
 def test_a_python_without_venv_gets_its_own_packages_name(bare):
-    assert f"apt-get install g++ python{sys.version_info.major}.{sys.version_info.minor}-venv\n" in bare("git", python="*ensurepip*")
+    assert f"apt-get install g++ python{sys.version_info.major}.{sys.version_info.minor}-venv\n" in bare(
+        "git", python="*ensurepip*"
+    )
 
 
 def test_an_old_python_is_refused(bare):

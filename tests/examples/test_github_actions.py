@@ -34,7 +34,9 @@ phases:
 
 def test_only_the_job_that_runs_no_foreign_code_may_write():
     assert WORKFLOW["permissions"] == {} and list(WORKFLOW[True]) == ["pull_request"]  # YAML 1.1 reads `on` as true
-    assert JOBS["review"]["permissions"] == {"contents": "read"} and JOBS["comment"]["permissions"] == {"pull-requests": "write"}
+    assert JOBS["review"]["permissions"] == {"contents": "read"} and JOBS["comment"]["permissions"] == {
+        "pull-requests": "write"
+    }
     checkout = next(step for _, step in STEPS if "actions/checkout@" in step.get("uses", ""))
     assert checkout["with"]["persist-credentials"] is False
     comment = "\n".join(step.get("run", "") + step.get("uses", "") for step in JOBS["comment"]["steps"])
@@ -63,8 +65,22 @@ def _run(job, name, directory, **environment):
     """One step, as a runner starts it: bash -e, files for outputs and summary."""
     script = next(step["run"] for step in JOBS[job]["steps"] if step.get("name") == name)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PHASE_PLAYBOOK": "playbook.yaml", "GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary.md", **environment}
-    return subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script], cwd=directory, env=env, capture_output=True, text=True, check=False)
+    env = {
+        **os.environ,
+        "PATH": path,
+        "PHASE_PLAYBOOK": "playbook.yaml",
+        "GITHUB_OUTPUT": "output",
+        "GITHUB_STEP_SUMMARY": "summary.md",
+        **environment,
+    }
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -74,10 +90,21 @@ def test_a_runner_posts_what_the_gate_said(tmp_path):
     git(repository.path, "commit", "-qam", "a playbook for runners")
     done = _run("review", "phase 1", repository.path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (repository.path / "output").read_text() == "code=3\n" and (repository.path / "review" / "exit-code").read_text() == "3\n"
-    assert "## Phase 1, exit" in (repository.path / "summary.md").read_text() and "\nRules\n" in (repository.path / "summary.md").read_text()
-    assert "<!doctype html>" in (repository.path / "review" / "review.html").read_text() and len(list((repository.path / "review").glob("0001-build-parity-*"))) == 1
-    assert [_run("review", "the gate decides", repository.path, CODE=code).returncode for code in ("0", "3", "4", "5", "1", "")] == [0, 0, 1, 1, 1, 1]
+    assert (repository.path / "output").read_text() == "code=3\n" and (
+        repository.path / "review" / "exit-code"
+    ).read_text() == "3\n"
+    assert (
+        "## Phase 1, exit" in (repository.path / "summary.md").read_text()
+        and "\nRules\n" in (repository.path / "summary.md").read_text()
+    )
+    assert (
+        "<!doctype html>" in (repository.path / "review" / "review.html").read_text()
+        and len(list((repository.path / "review").glob("0001-build-parity-*"))) == 1
+    )
+    assert [
+        _run("review", "the gate decides", repository.path, CODE=code).returncode
+        for code in ("0", "3", "4", "5", "1", "")
+    ] == [0, 0, 1, 1, 1, 1]
     assert _run("comment", "compose", repository.path, RUN="https://example.org/run").returncode == 0
     comment = (repository.path / "comment.md").read_text()
     assert "exit 3" in comment and "0001-build-parity-" in comment and "https://example.org/run" in comment
@@ -86,11 +113,18 @@ def test_a_runner_posts_what_the_gate_said(tmp_path):
 def test_what_a_pull_request_writes_stays_text(tmp_path):
     (tmp_path / "review").mkdir()
     (tmp_path / "review" / "exit-code").write_text("0$(touch pwned)`x`\n")
-    (tmp_path / "review" / "review.txt").write_bytes(b"`````\n``\0``\n@everyone `````` [x](javascript:1) \xff\xfe\n" + b"`" * 200000)
+    (tmp_path / "review" / "review.txt").write_bytes(
+        b"`````\n``\0``\n@everyone `````` [x](javascript:1) \xff\xfe\n" + b"`" * 200000
+    )
     done = _run("comment", "compose", tmp_path, RUN="https://example.org/run")
     assert done.returncode == 0, done.stderr
     comment = (tmp_path / "comment.md").read_text()
-    assert len(comment) < 65536 and comment.count("````") == 2 and "\0" not in comment and not (tmp_path / "pwned").exists()
+    assert (
+        len(comment) < 65536
+        and comment.count("````") == 2
+        and "\0" not in comment
+        and not (tmp_path / "pwned").exists()
+    )
     assert comment.splitlines()[0] == "### Phase 1 of this pull request, exit 0"
 
 

@@ -22,14 +22,22 @@ from tests.export.kernels import in_place, manifest, repository, results, soluti
 CASES = ["7x33"]
 VARIETIES = {
     "returning": solution(),
-    "in_place": in_place("import torch\n\n\ndef run(x, y):\n    torch.mul(x, torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6), out=y)\n"),
+    "in_place": in_place(
+        "import torch\n\n\ndef run(x, y):\n    torch.mul(x, torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6), out=y)\n"
+    ),
     "wrong": in_place("def run(x, y):\n    y.copy_(x)\n"),
     "raising": in_place("def run(x, y):\n    raise RuntimeError('no luck')\n"),
     "leaving": in_place("def run(x, y):\n    import os\n    os._exit(3)\n"),
     "nameless": in_place("def go(x, y):\n    pass\n"),
     "missing": in_place("import nothing_of_the_kind\n\n\ndef run(x, y):\n    pass\n"),
 }
-WRONG = {"wrong": "out of tolerance|error|off by", "raising": "no luck", "leaving": "exit code 3", "nameless": "no function run", "missing": "nothing_of_the_kind"}
+WRONG = {
+    "wrong": "out of tolerance|error|off by",
+    "raising": "no luck",
+    "leaving": "exit code 3",
+    "nameless": "no function run",
+    "missing": "nothing_of_the_kind",
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,15 @@ def kernel(tmp_path):
 
 
 def bring(kernel, data, definition, variant="theirs"):
-    made = bring_in.import_solution(kernel, Solution.from_json(data, "given"), definition[0], covers_all=definition[1], variant=variant, role="candidate", device="any")
+    made = bring_in.import_solution(
+        kernel,
+        Solution.from_json(data, "given"),
+        definition[0],
+        covers_all=definition[1],
+        variant=variant,
+        role="candidate",
+        device="any",
+    )
     return made, contract.load(kernel.file)
 
 
@@ -76,7 +92,11 @@ def test_a_wrong_one_is_a_wrong_variant_and_no_more(varieties, name):
 
 def test_it_is_a_candidate_among_the_others(kernel, definition):
     made, extended = bring(kernel, solution(), definition)
-    assert extended.variants["theirs"].solution == made.solution.sha256 and list(extended.variants) == ["rows", "vectorised", "theirs"]
+    assert extended.variants["theirs"].solution == made.solution.sha256 and list(extended.variants) == [
+        "rows",
+        "vectorised",
+        "theirs",
+    ]
 
 
 def test_the_rest_of_kernel_yaml_stays_byte_for_byte(kernel, definition):
@@ -139,8 +159,14 @@ def test_a_solution_of_something_else_is_refused(kernel, definition):
 
 
 def test_a_definition_from_a_file_gives_the_order_of_arguments(kernel, definition):
-    given = {"name": "their_norm", "op_type": "norm", "axes": {"r": {"type": "var"}, "c": {"type": "var"}}, "reference": "def run(x):\n    return x\n",
-             "inputs": {"x": {"shape": ["r", "c"], "dtype": "float32"}}, "outputs": {"y": {"shape": ["r", "c"], "dtype": "float32"}}}  # fmt: skip
+    given = {
+        "name": "their_norm",
+        "op_type": "norm",
+        "axes": {"r": {"type": "var"}, "c": {"type": "var"}},
+        "reference": "def run(x):\n    return x\n",
+        "inputs": {"x": {"shape": ["r", "c"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["r", "c"], "dtype": "float32"}},
+    }
     made = Solution.from_json(solution(definition="their_norm"), "given")
     own, covers_all = bring_in.definition_for(kernel, "their_norm", given, "d.json")
     bring_in.import_solution(kernel, made, own, covers_all=covers_all, variant="theirs", role="candidate", device="any")
@@ -150,7 +176,9 @@ def test_a_definition_from_a_file_gives_the_order_of_arguments(kernel, definitio
 def test_a_failed_import_leaves_nothing_behind(kernel, definition):
     text = kernel.file.read_text()
     start, end = text.index("variants:"), text.index("architectures:")
-    kernel.file.write_text(text[:start] + "variants: {rows: {role: baseline}, vectorised: {role: candidate}}\n" + text[end:])
+    kernel.file.write_text(
+        text[:start] + "variants: {rows: {role: baseline}, vectorised: {role: candidate}}\n" + text[end:]
+    )
     inline = contract.load(kernel.file)
     before = kernel.file.read_text()
     with pytest.raises(ExchangeError, match="not written as a block"):
@@ -161,7 +189,9 @@ def test_a_failed_import_leaves_nothing_behind(kernel, definition):
 def test_definitions_of_cases_for_a_gpu_are_known_without_one():
     """verify_attn's CUDA cases are of other heads and dtypes than its CPU cases."""
     names = every(contract.load(Path(__file__).parent.parent.parent / "kernels" / "verify_attn"))
-    assert {"mla_verify_tree_h8_ckv512_kpe64_ps1_bfloat16", "mla_verify_tree_h64_ckv512_kpe64_ps1_float32"} <= set(names)
+    assert {"mla_verify_tree_h8_ckv512_kpe64_ps1_bfloat16", "mla_verify_tree_h64_ckv512_kpe64_ps1_float32"} <= set(
+        names
+    )
 
 
 def test_an_exported_solution_runs_its_own_code_beside_the_kernel_of_the_same_name(kernel, definition, tmp_path):
@@ -197,5 +227,10 @@ def test_modules_of_one_name_are_kept_apart(monkeypatch):
 
 
 def test_names_imported_absolutely_are_found():
-    sources = {"main.py": "import sys\nimport pkg.deep as d\nfrom .other import x", "pkg/deep.py": "from torch import nn", "other.py": "x = 1", "k.cu": "import main"}
+    sources = {
+        "main.py": "import sys\nimport pkg.deep as d\nfrom .other import x",
+        "pkg/deep.py": "from torch import nn",
+        "other.py": "x = 1",
+        "k.cu": "import main",
+    }
     assert solutions.absolute_names(sources) == {"pkg"}

@@ -10,14 +10,14 @@ from phases.analysis.counters import CounterWindows
 from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
+from phases.base.results import Measurement, Results
+from phases.base.verdict import Verdict
+from phases.full_rollout.settings import RolloutSettings
 from phases.gate.gate import judge
 from phases.gate.rules import parse
 from phases.playbook.located import Mistakes, load_text
-from phases.base.results import Measurement, Results
 from phases.production.settings import Amount
 from phases.trial.settings import JudgeSettings, MetricSettings
-from phases.full_rollout.settings import RolloutSettings
-from phases.base.verdict import Verdict
 from tests.production.test_bake import SimulatedTime, SimulatedWorkers, bake
 
 
@@ -25,11 +25,15 @@ def verdict(rules: list[str], *measured: Measurement) -> Verdict:
     mistakes = Mistakes()
     parsed = [parse(load_text(rule, "playbook.yaml", mistakes), mistakes) for rule in rules]
     mistakes.raise_if_any("playbook")
-    return judge("tp8-canary", [rule for rule in parsed if rule], Results("tp8-canary", "k", measurements=measured)).verdict
+    return judge(
+        "tp8-canary", [rule for rule in parsed if rule], Results("tp8-canary", "k", measurements=measured)
+    ).verdict
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
-@pytest.mark.parametrize(("answer", "wanted"), [("inconclusive", Verdict.INCONCLUSIVE), ("fail", Verdict.FAIL), ("zero", Verdict.PASS)])
+@pytest.mark.parametrize(
+    ("answer", "wanted"), [("inconclusive", Verdict.INCONCLUSIVE), ("fail", Verdict.FAIL), ("zero", Verdict.PASS)]
+)
 def test_no_number_has_the_answer_the_playbook_gives(value: float | None, answer: str, wanted: Verdict) -> None:
     measured = Measurement("errors", value, value, value, n=100)
     assert verdict([f"{{rule: measurement, metric: errors, at_most: 1, absent: {answer}}}"], measured) is wanted
@@ -41,14 +45,19 @@ def test_without_an_answer_missing_data_is_inconclusive_not_a_pass() -> None:
 
 
 def test_rules_that_all_break_are_no_success() -> None:
-    twice = [Measurement("errors", 0.0, n=1), Measurement("errors", 0.0, n=1)]  # two of one name: the rule cannot tell which
+    twice = [
+        Measurement("errors", 0.0, n=1),
+        Measurement("errors", 0.0, n=1),
+    ]  # two of one name: the rule cannot tell which
     assert verdict(["{rule: measurement, metric: errors, at_most: 1, absent: zero}"] * 5, *twice) is Verdict.ERROR
     assert not Verdict.ERROR.advances and not Verdict.ABORTED.advances and not Verdict.INCONCLUSIVE.advances
 
 
 def test_an_error_beside_passes_is_worse_than_all_of_them() -> None:
     good = Measurement("latency", 1.0, 0.9, 1.1, n=50)
-    rules = ["{rule: measurement, metric: latency, at_most: 2, absent: fail}"] * 4 + ["{rule: measurement, metric: nowhere, at_most: 2, absent: fail}"]
+    rules = ["{rule: measurement, metric: latency, at_most: 2, absent: fail}"] * 4 + [
+        "{rule: measurement, metric: nowhere, at_most: 2, absent: fail}"
+    ]
     assert verdict(rules, good) is Verdict.FAIL
 
 
@@ -112,7 +121,14 @@ def test_a_counter_born_at_one_counts() -> None:
     plain = workers.read
 
     def read(url: str) -> str:  # a series that does not exist until it has counted something
-        return "\n".join(line for line in plain(url).splitlines() if not (line.startswith("sglang:http_responses_total") and line.endswith(" 0"))) + "\n"
+        return (
+            "\n".join(
+                line
+                for line in plain(url).splitlines()
+                if not (line.startswith("sglang:http_responses_total") and line.endswith(" 0"))
+            )
+            + "\n"
+        )
 
     made = bake(workers)
     made.read = read
@@ -125,7 +141,10 @@ def test_seldom_errors_of_the_canary_alone_fail_where_the_control_has_no_series_
     workers = SimulatedWorkers(clock, errors={"canary": 0.03})
     plain = workers.read
     made = bake(workers, deadline=3600.0)
-    made.read = lambda url: "\n".join(line for line in plain(url).splitlines() if not (url == "control" and 'status_code="500"' in line)) + "\n"
+    made.read = lambda url: (
+        "\n".join(line for line in plain(url).splitlines() if not (url == "control" and 'status_code="500"' in line))
+        + "\n"
+    )
     assert made.run().outcome is Outcome.FAIL
 
 
@@ -141,14 +160,20 @@ def test_a_quantile_of_nothing_is_no_number() -> None:
 
 def test_budgets_and_waves_count_the_fleet_as_count_or_percent() -> None:
     assert [Amount(percent=1).of(n) for n in (1, 100, 101)] == [1, 1, 2]  # a share of the fleet, not of a batch
-    assert [Amount(count=0).of(8), Amount(percent=0).of(8), Amount(percent=100).of(8)] == [0, 0, 8]  # nothing is "unset", all is all
+    assert [Amount(count=0).of(8), Amount(percent=0).of(8), Amount(percent=100).of(8)] == [
+        0,
+        0,
+        8,
+    ]  # nothing is "unset", all is all
     assert [wave.of(10) for wave in RolloutSettings(JudgeSettings((MetricSettings("ttft"),))).waves] == [3, 5, 10]
 
 
 def test_accept_length_is_weighted_by_verify_calls_not_a_mean_of_gauges() -> None:
     def scrape(t: float, tokens: float, calls: float) -> Scrape:
         text = f"sglang:generation_tokens_total {tokens}\nsglang:spec_verify_calls_total {calls}\n"
-        return Scrape.parse(text + 'sglang:http_responses_total{endpoint="/generate",status_code="200"} 1\n', t=t, source="w")
+        return Scrape.parse(
+            text + 'sglang:http_responses_total{endpoint="/generate",status_code="200"} 1\n', t=t, source="w"
+        )
 
     windows = CounterWindows()
     windows.add(scrape(0.0, 0, 0))

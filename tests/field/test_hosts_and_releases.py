@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import FleetError, UsageError
+from phases.base.verdict import Verdict
 from phases.engines.ssh.deploy import Ready, Windows, first_release, guarded_switch, push, switch_back
 from phases.engines.ssh.errors import LeaseError, RouterError
 from phases.engines.ssh.host import Host, Timeouts
@@ -25,7 +26,6 @@ from phases.ledger.checkpoint import Draft
 from phases.ledger.git import Git
 from phases.ledger.ledger import Ledger
 from phases.trial.arms import batches
-from phases.base.verdict import Verdict
 from tests.engines.ssh.conftest import driver, local, lock, open_session, service_bundle, session, sshd  # noqa: F401 - fixtures
 from tests.engines.ssh.sshfleet import SSHD, SshFleet
 
@@ -37,7 +37,9 @@ def ready(host: Host, timeout: float = 90.0) -> Ready:
     return Ready(int(host.values["port"]), timeout=timeout)
 
 
-def test_after_two_failures_in_a_row_the_way_back_is_still_the_good_release(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:  # noqa: F811
+def test_after_two_failures_in_a_row_the_way_back_is_still_the_good_release(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:  # noqa: F811
     """Not the directory before the newest, not the last one tried: the one recorded as good."""
     good, bad, worse = service_bundle(), service_bundle(crash=True), service_bundle(sick=True)
     for bundle in (good, bad, worse):
@@ -51,7 +53,9 @@ def test_after_two_failures_in_a_row_the_way_back_is_still_the_good_release(loca
     assert switch_back(session, lock, driver, ready(local)) == good.digest
 
 
-def test_going_back_where_nothing_was_ever_good_removes_nothing(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:  # noqa: F811
+def test_going_back_where_nothing_was_ever_good_removes_nothing(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:  # noqa: F811
     bundle = service_bundle()
     push(session, lock, bundle)
     with pytest.raises(FleetError, match="no release has been recorded as good"):
@@ -59,7 +63,9 @@ def test_going_back_where_nothing_was_ever_good_removes_nothing(local: Host, ses
     assert read_inventory(session).releases == (bundle.digest,)
 
 
-def test_a_switch_to_what_runs_already_is_refused_not_repeated(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:  # noqa: F811
+def test_a_switch_to_what_runs_already_is_refused_not_repeated(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:  # noqa: F811
     """An automatic way back to the very release that failed would go on for ever."""
     bundle = service_bundle()
     push(session, lock, bundle)
@@ -68,7 +74,9 @@ def test_a_switch_to_what_runs_already_is_refused_not_repeated(local: Host, sess
         guarded_switch(session, lock, driver, bundle.digest, ready(local), WINDOWS)
 
 
-def test_a_failed_start_is_told_long_before_its_deadline(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:  # noqa: F811
+def test_a_failed_start_is_told_long_before_its_deadline(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:  # noqa: F811
     good, bad = service_bundle(), service_bundle(crash=True)
     for bundle in (good, bad):
         push(session, lock, bundle)
@@ -130,6 +138,7 @@ def test_a_dead_connection_costs_no_processor(sshd: SshFleet) -> None:  # noqa: 
 
 def test_the_ledger_never_touches_what_a_person_is_editing(tmp_path: Path) -> None:
     """A checkpoint made with reset and checkout once dropped an operator's edits; ours is written beside the work tree."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
@@ -145,7 +154,19 @@ def test_the_ledger_never_touches_what_a_person_is_editing(tmp_path: Path) -> No
     (tmp_path / "new").write_text("added, then changed")
     before = git("status", "--porcelain"), git("diff"), git("diff", "--cached"), git("rev-parse", "HEAD")
     ledger = Ledger(tmp_path, "checkpoints", "", "never", "checkpoint/", lambda line: None)
-    ledger.record(Draft("build-parity", Verdict.PASS, "k", "run@1", {"results.json": b"{}"}, source.describe(Git(tmp_path)), 1.0, {}, "p"))
+    ledger.record(
+        Draft(
+            "build-parity",
+            Verdict.PASS,
+            "k",
+            "run@1",
+            {"results.json": b"{}"},
+            source.describe(Git(tmp_path)),
+            1.0,
+            {},
+            "p",
+        )
+    )
     assert (git("status", "--porcelain"), git("diff"), git("diff", "--cached"), git("rev-parse", "HEAD")) == before
 
 
@@ -154,7 +175,9 @@ def test_a_number_of_hosts_that_leaves_nobody_in_service_is_refused() -> None:
         batches([Host("w1", "local", "/srv/w1")], in_service=1, floor=1)
 
 
-def test_replacing_the_link_is_one_rename(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:  # noqa: F811
+def test_replacing_the_link_is_one_rename(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:  # noqa: F811
     """`rm` and `ln` leave a moment without a release; here a reader in a tight loop always finds one."""
     first, second = service_bundle(), service_bundle()
     for bundle in (first, second):

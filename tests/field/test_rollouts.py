@@ -8,15 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from phases.run.closing import ledger_of
+from phases.base.results import Results
 from phases.engines.ssh.lease import read_lease
 from phases.engines.ssh.releases import ReleaseStore
-from phases.base.results import Results
+from phases.run.closing import ledger_of
 from phases.tp8_canary import steps as canary
 from tests.engines.ssh.sshfleet import SSHD
 from tests.production.light_fleet import LightFleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fleet,
+    pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,9 @@ def test_a_canary_that_never_gets_ready_is_rolled_back_at_its_deadline(fleet: Li
     assert "did not answer" in done.stdout or "not ready" in done.stdout or "503" in done.stdout, done.stdout
 
 
-def test_a_canary_that_dies_at_its_start_fails_at_once_with_its_last_words_and_again_as_attempt_two(fleet: LightFleet) -> None:
+def test_a_canary_that_dies_at_its_start_fails_at_once_with_its_last_words_and_again_as_attempt_two(
+    fleet: LightFleet,
+) -> None:
     fleet.configure(candidate={"CRASH": 1})
     for _ in range(2):  # after two failures in a row the way back is still the good release, not the failed one
         done = fleet.phase("run", "tp8-canary", "--yes")
@@ -80,7 +86,9 @@ def test_metrics_under_other_names_stop_the_run_before_anything_moves(fleet: Lig
     fleet.fault(2, RENAMED=1)
     try:
         done = fleet.phase("run", "tp8-canary", "--yes")
-        assert done.returncode == 1 and "/metrics of w2 has no metric 'e2e_request_latency_seconds'" in done.stdout, done.stdout
+        assert done.returncode == 1 and "/metrics of w2 has no metric 'e2e_request_latency_seconds'" in done.stdout, (
+            done.stdout
+        )
         assert "other:e2e_request_latency_seconds" in done.stdout  # the nearest there is
         assert {state.current for state in fleet.states()} == {fleet.digests["incumbent"]}
     finally:
@@ -114,7 +122,9 @@ def test_rolling_back_what_never_moved_does_nothing(fleet: LightFleet) -> None:
     done = fleet.phase("rollback", "--yes", "--json")
     told = json.loads(done.stdout[done.stdout.index("{") :])
     assert done.returncode == 0 and told["rollback"]["moved"] == [] and told["rollback"]["verified"]
-    assert [(fleet.root(n) / "run" / "service.json").read_text() for n in range(1, 5)] == started  # no service was restarted
+    assert [
+        (fleet.root(n) / "run" / "service.json").read_text() for n in range(1, 5)
+    ] == started  # no service was restarted
 
 
 def test_with_the_router_gone_a_rollback_still_restores_the_hosts_and_says_what_is_left(fleet: LightFleet) -> None:
@@ -124,12 +134,16 @@ def test_with_the_router_gone_a_rollback_still_restores_the_hosts_and_says_what_
         done = fleet.phase("rollback", "--yes", "--json")
         told = json.loads(done.stdout[done.stdout.index("{") :])
         assert done.returncode == 8 and not told["rollback"]["verified"], done.stdout
-        assert not [event for event in told["rollback"]["timeline"] if event["event"] == "traffic safe"]  # not seen is not safe
+        assert not [
+            event for event in told["rollback"]["timeline"] if event["event"] == "traffic safe"
+        ]  # not seen is not safe
         links = {(fleet.root(number) / "current").resolve().name for number in range(1, 5)}
         assert links == {fleet.digests["incumbent"]}
     finally:
         fleet.start_router()
-    assert fleet.phase("rollback", "--yes").returncode == 0 and on_the_incumbent(fleet)  # and puts all into service again
+    assert fleet.phase("rollback", "--yes").returncode == 0 and on_the_incumbent(
+        fleet
+    )  # and puts all into service again
 
 
 @pytest.mark.parametrize(("budget", "code"), [(0, 7), (1, 0)])
@@ -150,7 +164,9 @@ def test_one_bad_host_counts_against_the_fleets_budget(fleet: LightFleet, budget
 
 def test_a_rollout_cut_off_while_it_was_made_last_good_is_undone_on_all(fleet: LightFleet) -> None:
     """Half of the hosts call the candidate their last good, half the incumbent: going back must not leave both running."""
-    fleet.phase("run", "full-rollout", "--yes", kill=("step-finished", "soak", "after")) if fleet.phase("run", "tp8-canary", "--yes").returncode == 0 else None
+    fleet.phase("run", "full-rollout", "--yes", kill=("step-finished", "soak", "after")) if fleet.phase(
+        "run", "tp8-canary", "--yes"
+    ).returncode == 0 else None
     with fleet.production() as production:
         production.preempt = True
         host = production.workers[0]

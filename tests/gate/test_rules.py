@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from phases.base.results import BenchmarkRecord, BuildRecord, Case, Measurement, ParityRecord, Results
+from phases.base.verdict import Verdict
 from phases.gate import rules
 from phases.gate.gate import judge
 from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.playbook.located import Mistakes, load_text
-from phases.base.results import BenchmarkRecord, BuildRecord, Case, Measurement, ParityRecord, Results
-from phases.base.verdict import Verdict
 
 FAST = tuple(1e-3 + 1e-6 * (i % 7) for i in range(40))
 SLOW = tuple(5e-3 + 1e-6 * (i % 5) for i in range(40))
@@ -24,7 +24,9 @@ def case(q: int = 9, prefix: int = 1024) -> Case:
 
 def timed(variant: str, samples: tuple[float, ...] = FAST, prefix: int = 1024, **changes: Any) -> BenchmarkRecord:
     role = "baseline" if variant == "naive" else "candidate"
-    record = BenchmarkRecord(case(prefix=prefix), variant, role, "cpu", samples=samples, parity_after=True, roofline_seconds=5e-4)
+    record = BenchmarkRecord(
+        case(prefix=prefix), variant, role, "cpu", samples=samples, parity_after=True, roofline_seconds=5e-4
+    )
     return dataclasses.replace(record, **changes)
 
 
@@ -51,7 +53,9 @@ def test_speedup_passes_by_its_lower_bound() -> None:
 
 
 def test_speedup_judges_the_worst_case_or_the_median() -> None:
-    records = [timed("naive", SLOW, prefix=p) for p in (1024, 2048, 4096)] + [timed("cpu", prefix=p) for p in (1024, 2048)]
+    records = [timed("naive", SLOW, prefix=p) for p in (1024, 2048, 4096)] + [
+        timed("cpu", prefix=p) for p in (1024, 2048)
+    ]
     records.append(timed("cpu", SLOW, prefix=4096))
     assert rule(SPEEDUP).judge(results(benchmark=tuple(records))).verdict is Verdict.FAIL
     assert rule(SPEEDUP + "on: median\n").judge(results(benchmark=tuple(records))).verdict is Verdict.PASS
@@ -64,7 +68,13 @@ def test_speedup_within_the_noise_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"parity_after": False}, {"parity_after": None}, {"samples": (), "reason": "parity failed"}, {"reason": "timer was patched"}]
+    "broken",
+    [
+        {"parity_after": False},
+        {"parity_after": None},
+        {"samples": (), "reason": "parity failed"},
+        {"reason": "timer was patched"},
+    ],
 )
 def test_no_number_without_parity_after_timing(broken: dict[str, Any]) -> None:
     outcome = rule(SPEEDUP).judge(results(benchmark=(timed("naive", SLOW), timed("cpu", **broken))))
@@ -79,7 +89,9 @@ def test_a_refused_baseline_is_skipped_and_said() -> None:
     assert outcome.detail["skipped"] == ["naive q9/65536/s1/h64/float32: score row exceeds shared memory"]
 
 
-@pytest.mark.parametrize(("answer", "verdict"), [("fail", Verdict.FAIL), ("inconclusive", Verdict.INCONCLUSIVE), ("zero", Verdict.FAIL)])
+@pytest.mark.parametrize(
+    ("answer", "verdict"), [("fail", Verdict.FAIL), ("inconclusive", Verdict.INCONCLUSIVE), ("zero", Verdict.FAIL)]
+)
 def test_missing_data_has_the_playbooks_answer(answer: str, verdict: Verdict) -> None:
     outcome = rule(SPEEDUP + f"absent: {answer}\n").judge(results())
     assert outcome.verdict is verdict and "0 cases timed" in outcome.reason
@@ -163,7 +175,9 @@ def test_zero_answer_on_a_ceiling_passes() -> None:
 
 
 def test_a_rule_is_called_by_the_measurement_it_names() -> None:
-    said = Measurement("5xx_excess_rate", 0.0, 0.0, 0.01, n=900, detail={"metric": "5xx"})  # as a sequential test describes itself
+    said = Measurement(
+        "5xx_excess_rate", 0.0, 0.0, 0.01, n=900, detail={"metric": "5xx"}
+    )  # as a sequential test describes itself
     judged = rule("rule: measurement\nmetric: 5xx_excess_rate\nat_most: 0.05\n").judge(results(measurements=(said,)))
     assert judged.label == "5xx_excess_rate"
 
@@ -211,4 +225,6 @@ def test_the_schema_accepts_what_the_parser_accepts() -> None:
     schema = rules.rule_schema()
     jsonschema.validate({"rule": "speedup", "baseline": "naive", "candidate": "cpu", "at_least": 4.2}, schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"rule": "speedup", "baseline": "naive", "candidate": "cpu", "at_least": 4.2, "onn": "worst"}, schema)
+        jsonschema.validate(
+            {"rule": "speedup", "baseline": "naive", "candidate": "cpu", "at_least": 4.2, "onn": "worst"}, schema
+        )

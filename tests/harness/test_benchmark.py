@@ -4,16 +4,19 @@ import dataclasses
 
 import pytest
 
+from phases.base.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 from phases.harness import benchmark
 from phases.harness.benchmark import Effort, audit, with_fractions
-from phases.base.results import BenchmarkRecord, Case, Ceiling, ParityRecord
 from tests.harness import kernels
 
 QUICK = Effort(min_samples=6, max_samples=12, seconds=0.2, max_warmup_sweeps=3, audit_seconds=0.02)
 CEILINGS = (Ceiling("cpu", "read", 40e9), Ceiling("cpu", "flops_float32", 400e9))
 CAUGHT = {
     "caches_after_warmup": "outputs produced while timing are wrong",
-    "caches_by_pointer": ("with other values in the same memory", "outputs produced while timing are wrong"),  # the second where fresh inputs got an old place
+    "caches_by_pointer": (
+        "with other values in the same memory",
+        "outputs produced while timing are wrong",
+    ),  # the second where fresh inputs got an old place
     "skips_half": "before timing: out is off",
     "ignores_mask": "before timing: out is off",
     "slows_the_clock": "the kernel replaced time.perf_counter",
@@ -56,7 +59,9 @@ def test_honest_kernels_keep_every_sample(records, variant):
 
 
 def test_a_kernel_that_spoils_every_clock_is_named_and_its_neighbour_is_not():
-    found = benchmark.measure(kernels.cheats(), "cpu", CEILINGS, (), variants=["poisons_all_clocks", "honest"], effort=QUICK)
+    found = benchmark.measure(
+        kernels.cheats(), "cpu", CEILINGS, (), variants=["poisons_all_clocks", "honest"], effort=QUICK
+    )
     by_name = {record.variant: record for record in found}
     assert "replaced phases.harness.guards.perf_counter" in by_name["poisons_all_clocks"].reason
     assert by_name["honest"].samples
@@ -86,7 +91,9 @@ def test_audit():
 
 
 def test_fractions_need_the_ceilings_of_the_same_device():
-    record = BenchmarkRecord(Case("x", "float32"), "v", "candidate", "cpu", samples=(2e-3,), bytes_needed=40_000_000, flops=400_000_000)
+    record = BenchmarkRecord(
+        Case("x", "float32"), "v", "candidate", "cpu", samples=(2e-3,), bytes_needed=40_000_000, flops=400_000_000
+    )
     full = with_fractions(record, "read", CEILINGS)
     assert (full.bandwidth_fraction, full.compute_fraction, full.roofline_seconds) == (0.5, 0.5, 1e-3)
     assert with_fractions(dataclasses.replace(record, device="cuda"), "read", CEILINGS).roofline_seconds is None

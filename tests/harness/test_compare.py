@@ -96,7 +96,9 @@ def test_fingerprint_sees_any_byte_and_any_swap(change):
 
 def test_same_bits_tells_signed_zeros_and_accepts_equal_nans():
     assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")])) and same_bits(torch.tensor(1.0), torch.tensor(1.0))
+    assert same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")])) and same_bits(
+        torch.tensor(1.0), torch.tensor(1.0)
+    )
 
 
 def test_overwrite_keeps_addresses():
@@ -110,7 +112,11 @@ def test_overwrite_keeps_addresses():
 def test_negate_rows_touches_a_sixteenth_of_floating_rows():
     inputs = {"x": torch.ones(64, 2), "i": torch.ones(64, dtype=torch.int64), "one": torch.ones(1, 3)}
     negate_rows(inputs, 1)
-    assert int((inputs["x"] < 0).all(-1).sum()) == 4 and bool((inputs["i"] == 1).all()) and bool((inputs["one"] == -1).all())
+    assert (
+        int((inputs["x"] < 0).all(-1).sum()) == 4
+        and bool((inputs["i"] == 1).all())
+        and bool((inputs["one"] == -1).all())
+    )
 
 
 def test_only_interchangeable_inputs_change_places():
@@ -120,7 +126,12 @@ def test_only_interchangeable_inputs_change_places():
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(8, 4, generator=generator)
         pool[hole] = float("nan")
-        return {"q": torch.randn(30, 4, generator=generator), "pool": pool, "draft": torch.randn(2, 4, generator=generator), "n": 3}
+        return {
+            "q": torch.randn(30, 4, generator=generator),
+            "pool": pool,
+            "draft": torch.randn(2, 4, generator=generator),
+            "n": 3,
+        }
 
     assert _moving_paths([one(0, 1), one(1, 2)]) == {"draft"}  # q is the largest; the pools' NaN rows lie elsewhere
     assert _moving_paths([one(0, 1), one(1, 1)]) == {"pool", "draft"}

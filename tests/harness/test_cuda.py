@@ -22,7 +22,9 @@ def test_graph_replay_times_an_honest_kernel():
         assert record.samples and record.detail["method"] == "graph replay" and record.detail["cold"]
 
 
-@pytest.mark.parametrize("cheat", ["caches_by_pointer", "skips_half", "ignores_mask", "mutates_inputs", "random_bits", "returns_nan"])
+@pytest.mark.parametrize(
+    "cheat", ["caches_by_pointer", "skips_half", "ignores_mask", "mutates_inputs", "random_bits", "returns_nan"]
+)
 def test_cheats_are_caught(cheat):
     (record,) = parity.prove(kernels.cheats(), "cuda", variants=[cheat], cases=["q5/*"])
     assert not record.ok

@@ -2,11 +2,11 @@
 
 import pytest
 
+from phases.base.results import Ceiling, Results
+from phases.base.verdict import Verdict
 from phases.gate import gate, rules
 from phases.harness import benchmark, parity
 from phases.playbook.located import Mistakes, load_text
-from phases.base.results import Ceiling, Results
-from phases.base.verdict import Verdict
 from tests.harness import kernels
 from tests.harness.test_benchmark import QUICK
 
@@ -15,7 +15,15 @@ RULES = """rules:
   - {rule: speedup, baseline: plain, candidate: %(candidate)s, at_least: 0.02, confidence: 0.9, min_samples: 6}
   - {rule: bandwidth_fraction, variant: %(candidate)s, at_least: 0.000001, confidence: 0.9, min_samples: 6}
 """
-CHEATS = ("caches_by_shape", "caches_after_warmup", "skips_half", "ignores_mask", "hides_its_time", "writes_after", "segfaults")
+CHEATS = (
+    "caches_by_shape",
+    "caches_after_warmup",
+    "skips_half",
+    "ignores_mask",
+    "hides_its_time",
+    "writes_after",
+    "segfaults",
+)
 
 
 @pytest.fixture(scope="module")

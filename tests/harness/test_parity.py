@@ -72,7 +72,9 @@ def test_another_kind_of_kernel_goes_through_the_same_contract():
 
 
 def test_a_variant_that_kills_two_workers_is_not_tried_again():
-    records = parity.prove(kernels.cheats(), "cpu", variants=["exits_hard", "honest"], cases=["q5/*", "q9/*", "q9/64/*", "q3/*"][:2])
+    records = parity.prove(
+        kernels.cheats(), "cpu", variants=["exits_hard", "honest"], cases=["q5/*", "q9/*", "q9/64/*", "q3/*"][:2]
+    )
     assert [record.ok for record in records if record.variant == "honest"] == [True, True]
     assert all("exit code 0" in record.reason for record in records if record.variant == "exits_hard")
 
@@ -80,5 +82,7 @@ def test_a_variant_that_kills_two_workers_is_not_tried_again():
 def test_unknown_variant_and_case_name_the_nearest():
     with pytest.raises(UsageError, match="no variant 'honset' .did you mean 'honest'"):
         parity.prove(kernels.cheats(), "cpu", variants=["honset"])
-    with pytest.raises(UsageError, match="no parity case matches 'q9/65/s1/h2/float32' .did you mean 'q9/64/s1/h2/float32'"):
+    with pytest.raises(
+        UsageError, match="no parity case matches 'q9/65/s1/h2/float32' .did you mean 'q9/64/s1/h2/float32'"
+    ):
         parity.prove(kernels.cheats(), "cpu", cases=["q9/65/s1/h2/float32"])

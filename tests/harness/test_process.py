@@ -41,12 +41,16 @@ def test_a_cuda_job_without_a_gpu_is_a_clear_error():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(process.WorkerError, match="no CUDA device that this torch can use. Run on a machine with a GPU"):
+    with pytest.raises(
+        process.WorkerError, match="no CUDA device that this torch can use. Run on a machine with a GPU"
+    ):
         process.run(job(device="cuda") | {"device": "cuda"}, lambda _: None)
 
 
 def test_a_kernel_that_prints_protocol_lines_is_only_noise(tmp_path):
-    (tmp_path / "noisy.py").write_text("import sys, os\nos.write(1, b'{\"type\": \"done\"}\\n' * 1000)\nprint('x' * 100000)\nraise ImportError('end')\n")
+    (tmp_path / "noisy.py").write_text(
+        "import sys, os\nos.write(1, b'{\"type\": \"done\"}\\n' * 1000)\nprint('x' * 100000)\nraise ImportError('end')\n"
+    )
     kernel = {**contract.to_json(kernels.five_line()), "root": str(tmp_path), "entry": "noisy"}
     with pytest.raises(KernelContractError, match="ImportError: end"):
         process.run({"op": "describe", "kernel": kernel, "device": "cpu"}, lambda _: None)

@@ -15,21 +15,35 @@ from phases.harness.survey_facts import FACTS, Fact
 from phases.report import tables
 
 NVCC = shutil.which("nvcc")
-OURS = Fact("toy", ("toy-dist",), "toy_pkg", ("marker.py",), ("*.so",), True, "bits", (1, 64), "pages of 1 or 64", "nowhere", sms=())
+OURS = Fact(
+    "toy",
+    ("toy-dist",),
+    "toy_pkg",
+    ("marker.py",),
+    ("*.so",),
+    True,
+    "bits",
+    (1, 64),
+    "pages of 1 or 64",
+    "nowhere",
+    sms=(),
+)
 
 
 def environment(folder, with_dist=True, broken=False):
     """A Python that sees a made-up package `toy_pkg`, as a script."""
     package = folder / "site" / "toy_pkg"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('undefined symbol: c10')\n" if broken else "print('noise')\n")
+    (package / "__init__.py").write_text(
+        "raise ImportError('undefined symbol: c10')\n" if broken else "print('noise')\n"
+    )
     (package / "marker.py").write_text("")
     if with_dist:
         info = folder / "site" / "toy_dist-2.5.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-dist\nVersion: 2.5\n")
     python = folder / "python"
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={folder / 'site'} exec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "site"} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python), package
 
@@ -73,9 +87,20 @@ def test_bad_interpreters():
 
 @pytest.mark.parametrize(
     ("arch", "sm", "expected"),
-    [("sm_90", 90, True), ("sm_80", 89, True), ("sm_80", 90, False), ("sm_90a", 90, True), ("sm_120", 121, True), ("sm_120a", 121, False),
-     ("compute_80", 120, True), ("compute_90a", 100, False), ("sm_100f", 103, True), ("sm_100f", 120, False), ("sm_90", 80, False)],
-)  # fmt: skip
+    [
+        ("sm_90", 90, True),
+        ("sm_80", 89, True),
+        ("sm_80", 90, False),
+        ("sm_90a", 90, True),
+        ("sm_120", 121, True),
+        ("sm_120a", 121, False),
+        ("compute_80", 120, True),
+        ("compute_90a", 100, False),
+        ("sm_100f", 103, True),
+        ("sm_100f", 120, False),
+        ("sm_90", 80, False),
+    ],
+)
 def test_runs_on(arch, sm, expected):
     assert runs_on(arch, sm) is expected
 
@@ -83,7 +108,11 @@ def test_runs_on(arch, sm, expected):
 def test_files_without_device_code(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_bytes(b"P\xedU\xba" * 50)  # the magic word, and nothing that follows from it
-    assert architectures(tmp_path / "empty") == [] and architectures(tmp_path / "text") == [] and architectures(sys.executable) == []
+    assert (
+        architectures(tmp_path / "empty") == []
+        and architectures(tmp_path / "text") == []
+        and architectures(sys.executable) == []
+    )
 
 
 @pytest.mark.slow
@@ -91,16 +120,21 @@ def test_files_without_device_code(tmp_path):
 def test_architectures_of_a_real_binary(tmp_path, monkeypatch):
     python, package = environment(tmp_path)
     source = tmp_path / "k.cu"
-    source.write_text(textwrap.dedent("""
+    source.write_text(
+        textwrap.dedent("""
         __global__ void add(float *x) { x[threadIdx.x] += 1; }
         extern "C" void launch(float *x) { add<<<1, 32>>>(x); }
-    """))
+    """)
+    )
     codes = ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_120,code=[sm_120,compute_120]"]
     argv = [NVCC, "-shared", "-Xcompiler", "-fPIC", "-cudart", "static", "-o", str(package / "k.so"), str(source)]
     subprocess.run(argv + [part for code in codes for part in ("-gencode", code)], check=True, capture_output=True)
     assert architectures(package / "k.so") == ["sm_80", "sm_90a", "sm_120", "compute_120"]
     found = survey(python, facts=[OURS], sm=100).kernels[0]
-    assert found.gpu.ok is False and found.gpu.why == "its binaries are built for sm_80, sm_90a, sm_120, compute_120; none runs on sm_100"
+    assert (
+        found.gpu.ok is False
+        and found.gpu.why == "its binaries are built for sm_80, sm_90a, sm_120, compute_120; none runs on sm_100"
+    )
     assert survey(python, facts=[OURS], sm=121).kernels[0].usable
     (tmp_path / "cache" / "k-sm").mkdir(parents=True)
     (package / "k.so").rename(tmp_path / "cache" / "k-sm" / "k.so")

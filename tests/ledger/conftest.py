@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from phases.base.verdict import Verdict
 from phases.gate.outcome import GateOutcome, RuleOutcome
 from phases.ledger import source
 from phases.ledger.checkpoint import Draft, canonical_json
 from phases.ledger.ledger import Ledger
-from phases.base.verdict import Verdict
 
 DraftMaker = Callable[..., Draft]
 
@@ -33,7 +33,7 @@ def own_git_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "gitconfig").write_text("[protocol \"file\"]\n\tallow = always\n")
+    (tmp_path / "gitconfig").write_text('[protocol "file"]\n\tallow = always\n')
 
 
 @pytest.fixture
@@ -65,7 +65,9 @@ def ledger(repo: Path, warnings: list[str]) -> Ledger:
     return Ledger(repo, warn=warnings.append)
 
 
-def make_draft(ledger: Ledger, run: str = "run-1", verdict: Verdict = Verdict.PASS, table: bytes = b"case  us\n") -> Draft:
+def make_draft(
+    ledger: Ledger, run: str = "run-1", verdict: Verdict = Verdict.PASS, table: bytes = b"case  us\n"
+) -> Draft:
     gate = GateOutcome("build-parity", (RuleOutcome("parity", verdict, "as the test says", estimate=0.5, n=3),))
     files = {
         "results.json": canonical_json({"schema": "phasegate/results/v1"}),

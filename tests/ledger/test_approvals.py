@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import GateError, UsageError
+from phases.base.verdict import Verdict
 from phases.ledger.approvals import Review, approve, reject, review_state
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
-from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 
@@ -55,7 +55,9 @@ def test_only_pass_can_be_approved(ledger: Ledger, verdict: Verdict) -> None:
     reject(ledger, checkpoint, reason="no", seen=checkpoint.digest, at=2.0)
 
 
-def test_a_checkpoint_with_an_altered_file_is_not_approved(ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_with_an_altered_file_is_not_approved(
+    ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its digest is still the one that was seen: that is of the manifest."""
     checkpoint = ledger.record(make_draft(ledger))
     files = {**ledger.files(checkpoint), "results.json": b"{}"}
@@ -68,7 +70,9 @@ def test_a_checkpoint_with_an_altered_file_is_not_approved(ledger: Ledger, repo:
 def test_a_reason_is_text_whatever_the_locale(ledger: Ledger) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     undecoded = "schön".encode().decode("ascii", "surrogateescape")  # what Python makes of it under LC_ALL=C
-    assert approve(ledger, checkpoint, reason=undecoded, seen=checkpoint.digest, at=2.0, four_eyes=False).reason == "schön"
+    assert (
+        approve(ledger, checkpoint, reason=undecoded, seen=checkpoint.digest, at=2.0, four_eyes=False).reason == "schön"
+    )
     for bad in (b"bad \xff".decode("utf-8", "surrogateescape"), "red \x1b[31m"):
         with pytest.raises(UsageError, match="the reason"):
             approve(ledger, checkpoint, reason=bad, seen=checkpoint.digest, at=2.0, four_eyes=False)

@@ -21,5 +21,7 @@ def test_there_are_some_and_the_readme_lists_each() -> None:
 @pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: path.name)
 def test_nothing_was_altered(directory: Path) -> None:
     assert verify_directory(directory) == []
-    done = subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=directory, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=directory, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout

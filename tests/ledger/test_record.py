@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import LedgerError
+from phases.base.verdict import Verdict
 from phases.ledger import source
 from phases.ledger.approvals import approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
-from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 
@@ -35,13 +35,19 @@ def test_work_tree_index_and_branch_stay_untouched(ledger: Ledger, repo: Path) -
     git(repo, "add", "staged.py")
     before = (git(repo, "status", "--porcelain"), git(repo, "rev-parse", "HEAD"), (repo / ".git/index").read_bytes())
     ledger.record(make_draft(ledger))
-    assert (git(repo, "status", "--porcelain"), git(repo, "rev-parse", "HEAD"), (repo / ".git/index").read_bytes()) == before
+    assert (
+        git(repo, "status", "--porcelain"),
+        git(repo, "rev-parse", "HEAD"),
+        (repo / ".git/index").read_bytes(),
+    ) == before
 
 
 def test_the_same_run_is_recorded_once_and_other_content_is_refused(ledger: Ledger) -> None:
     first = ledger.record(make_draft(ledger))
     assert ledger.record(make_draft(ledger)) == first
-    with pytest.raises(LedgerError, match=r"run-1 is already recorded as 0001-build-parity-PASS with other content \(benchmark.txt\)"):
+    with pytest.raises(
+        LedgerError, match=r"run-1 is already recorded as 0001-build-parity-PASS with other content \(benchmark.txt\)"
+    ):
         ledger.record(make_draft(ledger, table=b"other\n"))
     assert len(ledger.checkpoints()) == 1
 
@@ -50,7 +56,9 @@ def test_a_stranger_can_check_the_sums_with_coreutils(ledger: Ledger, tmp_path: 
     for path, data in ledger.files(ledger.record(make_draft(ledger))).items():
         (tmp_path / "out" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / path).write_bytes(data)
-    done = subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=tmp_path / "out", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=tmp_path / "out", capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": OK") == 5
 
@@ -79,7 +87,9 @@ def test_repository_without_commits(tmp_path: Path) -> None:
     ledger = Ledger(path)
     recorded = ledger.record(make_draft(ledger))
     assert recorded.manifest["source"]["commit"] is None
-    assert len(git(path, "rev-list", "--parents", "-1", recorded.commit).split()) == 2  # itself and the ledger's beginning
+    assert (
+        len(git(path, "rev-list", "--parents", "-1", recorded.commit).split()) == 2
+    )  # itself and the ledger's beginning
     assert not verify_ledger(ledger)
 
 
@@ -108,7 +118,9 @@ def test_branch_checked_out_elsewhere_is_refused_with_a_cure(ledger: Ledger, rep
     assert ledger.record(make_draft(ledger, "run-2")).number == 2
 
 
-def test_no_identity_is_said_before_anything_is_written(ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_identity_is_said_before_anything_is_written(
+    ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(repo, "config", "--unset", "user.name")
     git(repo, "config", "--unset", "user.email")
     git(repo, "config", "user.useConfigOnly", "true")
@@ -126,7 +138,9 @@ def test_two_runs_at_once_both_get_a_number(ledger: Ledger, repo: Path) -> None:
     )
     root = Path(__file__).parents[2]
     runs = [
-        subprocess.Popen([sys.executable, "-c", script, str(repo), f"run-{i}"], cwd=root, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(repo), f"run-{i}"], cwd=root, stdout=subprocess.PIPE, text=True
+        )
         for i in range(5)
     ]
     names = {run.communicate(timeout=400)[0].strip() for run in runs}
@@ -154,7 +168,13 @@ def test_full_disk_leaves_the_ledger_as_it_was(ledger: Ledger, repo: Path) -> No
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try:\n    ledger.record(draft)\nexcept LedgerError as fault:\n    print(fault)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(repo)], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(repo)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.startswith("ledger: `git hash-object -w --stdin` failed")
     assert git(repo, "rev-parse", "checkpoints") == first.commit
     assert not verify_ledger(ledger)
@@ -169,8 +189,13 @@ def test_read_only_repository(ledger: Ledger, repo: Path) -> None:
         "try:\n    ledger.record(make_draft(ledger, 'run-2'))\nexcept LedgerError as fault:\n    print(fault)\n"
     )
     mounted = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3" "$1"'
-    done = subprocess.run(["unshare", "--mount", "--map-root-user", "sh", "-c", mounted, "sh", str(repo), sys.executable, script],
-                          cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", mounted, "sh", str(repo), sys.executable, script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
     assert "mount it writable" in done.stdout or "may write the repository" in done.stdout, done.stdout + done.stderr
@@ -181,8 +206,13 @@ def test_signed_when_git_is_set_to_sign(ledger: Ledger, repo: Path, tmp_path: Pa
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     (tmp_path / "allowed").write_text(f"ada@example.org {key.with_suffix('.pub').read_text()}")
-    for name, value in {"gpg.format": "ssh", "user.signingKey": str(key), "commit.gpgSign": "true", "tag.gpgSign": "true",
-                        "gpg.ssh.allowedSignersFile": str(tmp_path / "allowed")}.items():  # fmt: skip
+    for name, value in {
+        "gpg.format": "ssh",
+        "user.signingKey": str(key),
+        "commit.gpgSign": "true",
+        "tag.gpgSign": "true",
+        "gpg.ssh.allowedSignersFile": str(tmp_path / "allowed"),
+    }.items():
         git(repo, "config", name, value)
     recorded = ledger.record(make_draft(ledger))
     git(repo, "verify-commit", recorded.commit)

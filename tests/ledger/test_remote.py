@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import LedgerError
+from phases.base.verdict import Verdict
 from phases.ledger.approvals import approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.lost import require_whole
 from phases.ledger.verify import verify_ledger
-from phases.base.verdict import Verdict
 from tests.ledger.conftest import git, identify, make_draft
 
 
@@ -59,7 +59,9 @@ def test_a_users_git_settings_lose_nothing(two: tuple[Ledger, Ledger], repo: Pat
     assert not verify_ledger(two[0]) and len(git(bare, "tag").splitlines()) == 3
 
 
-def test_a_remote_that_moves_before_the_push_is_not_overwritten(two: tuple[Ledger, Ledger], bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_that_moves_before_the_push_is_not_overwritten(
+    two: tuple[Ledger, Ledger], bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from phases.ledger.remote import Remote
 
     head, calls = Remote.head, []
@@ -97,7 +99,9 @@ def test_a_race_lost_at_the_push_is_built_again(two: tuple[Ledger, Ledger], monk
     assert not verify_ledger(two[0])
 
 
-def test_an_unreachable_remote_is_warned_of_and_caught_up_later(two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]) -> None:
+def test_an_unreachable_remote_is_warned_of_and_caught_up_later(
+    two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]
+) -> None:
     ledger = two[0]
     away = bare.with_name("away.git")
     bare.rename(away)
@@ -130,14 +134,18 @@ def test_both_sides_grown_apart_is_refused_with_a_way_out(two: tuple[Ledger, Led
     assert git(two[0].repo, "rev-parse", "checkpoints") == before
 
 
-def test_a_refusing_remote_keeps_the_checkpoint_here(two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]) -> None:
+def test_a_refusing_remote_keeps_the_checkpoint_here(
+    two: tuple[Ledger, Ledger], bare: Path, warnings: list[str]
+) -> None:
     hook = bare / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\necho protected branch >&2\nexit 1\n")
     hook.chmod(0o755)
     recorded = two[0].record(make_draft(two[0]))
     assert two[0].checkpoints() == [recorded]
     assert any("refused" in line for line in warnings)
-    assert subprocess.run(["git", "-C", str(bare), "rev-parse", "-q", "--verify", "checkpoints"], check=False, capture_output=True).returncode
+    assert subprocess.run(
+        ["git", "-C", str(bare), "rev-parse", "-q", "--verify", "checkpoints"], check=False, capture_output=True
+    ).returncode
 
 
 def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:
@@ -150,7 +158,9 @@ def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:
     assert [a.person for a in two[0].approvals(first)] == ["Bob <bob@example.org>"]
 
 
-def test_a_decision_that_was_lost_here_comes_back_from_the_remote(two: tuple[Ledger, Ledger], repo: Path, bare: Path, warnings: list[str]) -> None:
+def test_a_decision_that_was_lost_here_comes_back_from_the_remote(
+    two: tuple[Ledger, Ledger], repo: Path, bare: Path, warnings: list[str]
+) -> None:
     checkpoint = two[0].record(make_draft(two[0]))
     approve(two[1], checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=True)
     (name,) = git(bare, "tag", "-l", "checkpoint/0001-approve-*").split()

@@ -56,7 +56,9 @@ def test_a_flipped_byte_in_any_object_is_found(ledger: Ledger, repo: Path) -> No
         content = bytearray(zlib.decompress(stored))
         at = chooser.randrange(content.index(0) + 1, len(content))
         content[at] ^= 1 << chooser.randrange(8)
-        path.write_bytes(zlib.compress(bytes(content)))  # well-formed storage, other content: git itself would not notice
+        path.write_bytes(
+            zlib.compress(bytes(content))
+        )  # well-formed storage, other content: git itself would not notice
         assert verify_ledger(ledger), f"{oid} was altered at byte {at} and not found"
         path.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))  # broken storage
         assert verify_ledger(ledger), f"{oid} was broken and not found"
@@ -142,11 +144,20 @@ def test_a_decision_or_manifest_that_is_none_is_said(ledger: Ledger, repo: Path,
             ledger.approvals(ledger.find("1"))
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    (b"garbage", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "is not a JSON object"), (b'{"schema": "phasegate/manifest/v9"}', "has the schema 'phasegate/manifest/v9'"),
-    (b'{"schema": "phasegate/manifest/v1", "recorded_at": "2026-01-01T00:00:00Z", "files": {"x": 3}}', "has no 'number'"),
-    (b"[" * 100_000, "is not JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"garbage", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "is not a JSON object"),
+        (b'{"schema": "phasegate/manifest/v9"}', "has the schema 'phasegate/manifest/v9'"),
+        (
+            b'{"schema": "phasegate/manifest/v1", "recorded_at": "2026-01-01T00:00:00Z", "files": {"x": 3}}',
+            "has no 'number'",
+        ),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
 def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Path, content: bytes, why: str) -> None:
     first = ledger.record(make_draft(ledger))
     second = ledger.record(make_draft(ledger, "run-2"))
@@ -159,7 +170,10 @@ def test_one_damaged_manifest_hides_no_other_checkpoint(ledger: Ledger, repo: Pa
             read()
     git(repo, "tag", "-d", f"checkpoint/{second.name}")  # one more thing to find, in a sound one
     found = {p.where: p.text for p in verify_ledger(ledger)}
-    assert why in found[f"{first.name}/manifest.json"] and "was altered in ledger commit" in found[f"{first.directory}/manifest.json"]
+    assert (
+        why in found[f"{first.name}/manifest.json"]
+        and "was altered in ledger commit" in found[f"{first.directory}/manifest.json"]
+    )
     assert found[f"tag checkpoint/{second.name}"] == "is missing"
     assert why in {p.where: p.text for p in verify_ledger(ledger, ledger.look_up("1"))}[f"{first.name}/manifest.json"]
 
@@ -173,7 +187,9 @@ def test_a_manifest_that_git_cannot_read_hides_no_other_checkpoint(ledger: Ledge
     if lost != "gone":
         stored.write_bytes(half if lost == "cut" else b"")
     sound, (damaged,) = ledger.survey()
-    assert sound == [first, third] and damaged.name == second.name and "git has lost or damaged object" in damaged.problem
+    assert (
+        sound == [first, third] and damaged.name == second.name and "git has lost or damaged object" in damaged.problem
+    )
     assert second.name in {problem.where for problem in verify_ledger(ledger, damaged)}
 
 
@@ -184,11 +200,27 @@ def test_a_ledger_whose_tree_is_lost_is_not_taken_for_an_empty_one(ledger: Ledge
         ledger.survey()
 
 
-@pytest.mark.parametrize(("member", "value"), [
-    ("facts", None), ("facts", 5), ("source", []), ("source", {"commit": 5}), ("author", None), ("number", "1"), ("number", float("nan")), ("files", {"x": 3}),
-    ("kernel", "\ud800"), ("recorded_at", "0001-01-01T00:00:00"), ("recorded_at", 5), ("previous", 5), ("facts", {"driver": [float("inf")]}),
-])  # fmt: skip
-def test_a_manifest_whose_members_are_of_another_kind_is_damaged(ledger: Ledger, repo: Path, member: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("facts", None),
+        ("facts", 5),
+        ("source", []),
+        ("source", {"commit": 5}),
+        ("author", None),
+        ("number", "1"),
+        ("number", float("nan")),
+        ("files", {"x": 3}),
+        ("kernel", "\ud800"),
+        ("recorded_at", "0001-01-01T00:00:00"),
+        ("recorded_at", 5),
+        ("previous", 5),
+        ("facts", {"driver": [float("inf")]}),
+    ],
+)
+def test_a_manifest_whose_members_are_of_another_kind_is_damaged(
+    ledger: Ledger, repo: Path, member: str, value: object
+) -> None:
     first = ledger.record(make_draft(ledger))
     replace(ledger, repo, f"{first.directory}/manifest.json", json.dumps({**first.manifest, member: value}).encode())
     (damaged,) = ledger.survey()[1]
@@ -197,7 +229,9 @@ def test_a_manifest_whose_members_are_of_another_kind_is_damaged(ledger: Ledger,
 
 
 @pytest.mark.parametrize("member", [{"digest": 5}, {"person": None}, {"reason": []}, {"checkpoint": "1"}])
-def test_a_decision_whose_members_are_of_another_kind_is_said(ledger: Ledger, repo: Path, member: dict[str, object]) -> None:
+def test_a_decision_whose_members_are_of_another_kind_is_said(
+    ledger: Ledger, repo: Path, member: dict[str, object]
+) -> None:
     first = ledger.record(make_draft(ledger))
     ledger.decide(first, "approve", "good", 3.0)
     path = "approvals/0001/0001.json"
@@ -212,7 +246,10 @@ def test_what_cannot_be_made_sense_of_is_altered_or_a_mistake_of_ours(ledger: Le
     with pytest.raises(AttributeError), read_as_recorded(ledger, first):
         None.get("x")  # type: ignore[attr-defined]
     replace(ledger, repo, f"{first.directory}/results.json", b"null")
-    with pytest.raises(LedgerError, match=rf"{first.name} was altered: .*results.json.* checkpoint verify 1"), read_as_recorded(ledger, ledger.find("1")):
+    with (
+        pytest.raises(LedgerError, match=rf"{first.name} was altered: .*results.json.* checkpoint verify 1"),
+        read_as_recorded(ledger, ledger.find("1")),
+    ):
         json.loads(ledger.files(ledger.find("1"))["results.json"]).get("x")
 
 
@@ -253,7 +290,9 @@ def test_a_decision_that_the_branch_lost_is_found_and_nothing_is_recorded_over_i
         lambda: approve(ledger, checkpoint, reason="again", seen=checkpoint.digest, at=4.0, four_eyes=False),
         lambda: ledger.record(make_draft(ledger, "run-2")),
     ):
-        with pytest.raises(LedgerError, match=f"checkpoint/0001-reject-.*git update-ref refs/heads/checkpoints {whole[:12]}"):
+        with pytest.raises(
+            LedgerError, match=f"checkpoint/0001-reject-.*git update-ref refs/heads/checkpoints {whole[:12]}"
+        ):
             attempt()
     git(repo, "update-ref", "refs/heads/checkpoints", whole)
     require_whole(ledger)
@@ -270,7 +309,9 @@ def test_a_tag_of_a_decision_is_checked(ledger: Ledger, repo: Path) -> None:
     assert [p.text for p in verify_ledger(ledger)] == ["is missing"]
 
 
-def test_a_decision_from_before_decisions_were_tagged_needs_no_tag(ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_from_before_decisions_were_tagged_needs_no_tag(
+    ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     monkeypatch.setattr("phases.ledger.approvals.SCHEMA", UNTAGGED)
     approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)

@@ -67,5 +67,14 @@ def receiver():
 
 @pytest.fixture
 def message():
-    return Message(Event.GATE_FAILED, "prod", "verify_attn", "tp8-canary", "tp8-canary failed", 1764446400.0, ("itl p95: <!channel> slower",), "phase gate review 3",
-                   {"verdict": "FAIL", "checkpoint": "0003-tp8-canary-FAIL", "exit": 7})  # fmt: skip
+    return Message(
+        Event.GATE_FAILED,
+        "prod",
+        "verify_attn",
+        "tp8-canary",
+        "tp8-canary failed",
+        1764446400.0,
+        ("itl p95: <!channel> slower",),
+        "phase gate review 3",
+        {"verdict": "FAIL", "checkpoint": "0003-tp8-canary-FAIL", "exit": 7},
+    )

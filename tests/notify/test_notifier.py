@@ -83,7 +83,12 @@ class _Hanging:
     name, events, retries = "webhook that hangs", (), 3
 
     def __init__(self):
-        self.begun, self.ended, self.release, self.abandoned = threading.Event(), threading.Event(), threading.Event(), False
+        self.begun, self.ended, self.release, self.abandoned = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+            False,
+        )
 
     def ready(self): ...
 
@@ -98,7 +103,14 @@ class _Hanging:
 
 def test_a_hook_still_running_at_the_end_is_stopped(message, tmp_path):
     begun = tmp_path / "begun"
-    hook = Hook(HookSettings((sys.executable, "-c", "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)", str(begun)), timeout=600, retries=5), Path())
+    hook = Hook(
+        HookSettings(
+            (sys.executable, "-c", "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)", str(begun)),
+            timeout=600,
+            retries=5,
+        ),
+        Path(),
+    )
     notifier, said = _notifier([hook], flush=0.2)
     notifier.send(message)
     while not begun.exists():
@@ -156,5 +168,9 @@ def test_waiting_at_the_end_is_said_and_ctrl_c_ends_it(message, monkeypatch):
 
     monkeypatch.setattr(notifier, "_wait", interrupted)
     notifier.close()
-    assert "waiting at most 600 s until webhook that hangs is told" in said[0] and "given up" in said[1] and hanging.abandoned
+    assert (
+        "waiting at most 600 s until webhook that hangs is told" in said[0]
+        and "given up" in said[1]
+        and hanging.abandoned
+    )
     hanging.release.set()

@@ -20,8 +20,12 @@ from phases.rollback.steps import Rollback, roll_back
 @pytest.fixture
 def production(receiver):
     said = []
-    notifier = Notifier([Webhook(WebhookSettings(url=receiver.url, timeout=30.0), Path(), {})], warn=said.append, flush=0.2, pause=0.01)
-    return types.SimpleNamespace(clock=SystemClock(), teller=Teller(notifier, "prod", "verify_attn", "tp8-canary"), said=said, notifier=notifier)
+    notifier = Notifier(
+        [Webhook(WebhookSettings(url=receiver.url, timeout=30.0), Path(), {})], warn=said.append, flush=0.2, pause=0.01
+    )
+    return types.SimpleNamespace(
+        clock=SystemClock(), teller=Teller(notifier, "prod", "verify_attn", "tp8-canary"), said=said, notifier=notifier
+    )
 
 
 def _ends(monkeypatch, back):
@@ -48,14 +52,24 @@ def test_start_and_end(production, receiver, monkeypatch):
     _ends(monkeypatch, _back())
     _, (start, end) = _told(production, receiver)
     assert (start["event"], start["reasons"], start["phase"]) == ("rollback-started", ["itl p95 slower"], "tp8-canary")
-    assert end["event"] == "rollback-ended" and end["verified"] is True and end["workers"] == ["w1", "w2"] and 40 < end["seconds"] < 60
+    assert (
+        end["event"] == "rollback-ended"
+        and end["verified"] is True
+        and end["workers"] == ["w1", "w2"]
+        and 40 < end["seconds"] < 60
+    )
     assert "2 workers restored and verified" in end["headline"]
 
 
 def test_incomplete_says_that_a_person_is_needed_and_where(production, receiver, monkeypatch):
     _ends(monkeypatch, _back({"w2": "does not answer"}))
     _, (_, end) = _told(production, receiver)
-    assert "INCOMPLETE, a person is needed" in end["headline"] and end["not_restored"] == ["w2"] and "w2: does not answer" in end["reasons"] and not end["verified"]
+    assert (
+        "INCOMPLETE, a person is needed" in end["headline"]
+        and end["not_restored"] == ["w2"]
+        and "w2: does not answer" in end["reasons"]
+        and not end["verified"]
+    )
 
 
 def test_only_safe_is_neither_done_nor_incomplete(production, receiver, monkeypatch):
@@ -71,7 +85,9 @@ def test_one_that_breaks_off_is_told_and_raised(production, receiver, monkeypatc
         roll_back(production, "itl p95 slower", detected=production.clock.now())
     production.notifier.flush = 20.0
     production.teller.close()
-    assert "INCOMPLETE" in receiver.bodies[1]["headline"] and any("router does not answer" in reason for reason in receiver.bodies[1]["reasons"])
+    assert "INCOMPLETE" in receiver.bodies[1]["headline"] and any(
+        "router does not answer" in reason for reason in receiver.bodies[1]["reasons"]
+    )
 
 
 def test_the_planned_end_of_a_canary_is_no_news(production, receiver, monkeypatch):
@@ -88,7 +104,9 @@ def test_unless_it_does_not_succeed(production, receiver, monkeypatch):
 def test_a_server_that_never_answers_is_not_waited_for(production, receiver, monkeypatch):
     receiver.answers = [receiver.HANG]
     _ends(monkeypatch, _back())
-    back = roll_back(production, "itl p95 slower", detected=production.clock.now())  # returns while the first message hangs
+    back = roll_back(
+        production, "itl p95 slower", detected=production.clock.now()
+    )  # returns while the first message hangs
     assert back.verified and not production.said
     production.teller.close()
     assert len(production.said) == 2 and all("given up" in line for line in production.said)

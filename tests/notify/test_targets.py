@@ -30,9 +30,22 @@ def test_slack_gets_its_text_and_machines_their_fields(receiver, message):
     _webhook(url=receiver.url).deliver(message)
     (path, headers, body) = receiver.requests[0]
     assert path.endswith("/s3cret") and headers["Content-Type"] == "application/json" and "Authorization" not in headers
-    assert body["text"].splitlines() == ["[prod] tp8-canary failed", "- itl p95: &lt;!channel&gt; slower", "phase gate review 3"]
-    assert (body["event"], body["verdict"], body["checkpoint"], body["exit"]) == ("gate-failed", "FAIL", "0003-tp8-canary-FAIL", 7)
-    assert body["reasons"] == ["itl p95: <!channel> slower"] and body["at"] == "2025-11-29T20:00:00Z" and body["schema"] == "phasegate/notification/v1"
+    assert body["text"].splitlines() == [
+        "[prod] tp8-canary failed",
+        "- itl p95: &lt;!channel&gt; slower",
+        "phase gate review 3",
+    ]
+    assert (body["event"], body["verdict"], body["checkpoint"], body["exit"]) == (
+        "gate-failed",
+        "FAIL",
+        "0003-tp8-canary-FAIL",
+        7,
+    )
+    assert (
+        body["reasons"] == ["itl p95: <!channel> slower"]
+        and body["at"] == "2025-11-29T20:00:00Z"
+        and body["schema"] == "phasegate/notification/v1"
+    )
 
 
 def test_address_and_token_from_environment_and_files(receiver, message, tmp_path):
@@ -50,10 +63,18 @@ def test_a_netrc_of_the_user_is_not_sent(receiver, message, tmp_path, monkeypatc
     assert "Authorization" not in receiver.requests[0][1]
 
 
-@pytest.mark.parametrize(("answer", "again", "words"), [
-    (500, True, "status 500"), (503, True, "status 503"), (429, True, "status 429"), (404, False, "status 404"), (403, False, "status 403"),
-    ((302, {"Location": "/elsewhere"}), False, "redirects"), ((308, {"Location": "/elsewhere"}), False, "redirects"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "again", "words"),
+    [
+        (500, True, "status 500"),
+        (503, True, "status 503"),
+        (429, True, "status 429"),
+        (404, False, "status 404"),
+        (403, False, "status 403"),
+        ((302, {"Location": "/elsewhere"}), False, "redirects"),
+        ((308, {"Location": "/elsewhere"}), False, "redirects"),
+    ],
+)
 def test_answers_that_are_no_success(receiver, message, answer, again, words):
     receiver.answers = [answer]
     with pytest.raises(DeliveryError, match=words) as caught:
@@ -80,7 +101,12 @@ def test_a_server_that_never_answers_and_one_that_is_not_there(receiver, message
         port = free.getsockname()[1]
     with pytest.raises(DeliveryError, match="refused") as caught:
         _webhook(url=f"http://127.0.0.1:{port}/s3cret").deliver(message)
-    assert caught.value.again and "s3cret" not in str(caught.value) and caught.value.__cause__ is None and caught.value.__suppress_context__
+    assert (
+        caught.value.again
+        and "s3cret" not in str(caught.value)
+        and caught.value.__cause__ is None
+        and caught.value.__suppress_context__
+    )
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for_and_not_asked_without_end(message):
@@ -119,19 +145,29 @@ def test_certificates_that_are_not_there(message, monkeypatch, tmp_path):
     assert not caught.value.again
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"url_env": "NOWHERE"}, "NOWHERE with its address is not set"), ({"url_file": Path("gone")}, "file gone .* cannot be read"),
-    ({"url_env": "PLAIN"}, "is not one"), ({"url_env": "URL", "token_env": "NL"}, "characters that no token has"), ({"url_file": Path("empty")}, "is empty"),
-    ({"url_file": Path("pipe")}, "is empty"),
-    ({"url_env": "PORT"}, "not one that can be sent to"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url_env": "NOWHERE"}, "NOWHERE with its address is not set"),
+        ({"url_file": Path("gone")}, "file gone .* cannot be read"),
+        ({"url_env": "PLAIN"}, "is not one"),
+        ({"url_env": "URL", "token_env": "NL"}, "characters that no token has"),
+        ({"url_file": Path("empty")}, "is empty"),
+        ({"url_file": Path("pipe")}, "is empty"),
+        ({"url_env": "PORT"}, "not one that can be sent to"),
+    ],
+)
 def test_what_is_missing_is_named_and_what_is_secret_is_not(message, tmp_path, settings, words):
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
     env = {"PLAIN": "s3cret", "URL": "http://127.0.0.1/s3cret", "NL": "s3\ncret", "PORT": "http://127.0.0.1:s3cret/"}
     with pytest.raises(DeliveryError, match=words) as caught:
         _webhook(tmp_path, env, **settings).deliver(message)
-    assert not caught.value.again and "s3cret" not in str(caught.value) and "cret" not in str(caught.value).replace("secret", "")
+    assert (
+        not caught.value.again
+        and "s3cret" not in str(caught.value)
+        and "cret" not in str(caught.value).replace("secret", "")
+    )
 
 
 def test_a_debug_log_does_not_get_the_address(receiver, message, caplog):
@@ -148,7 +184,11 @@ def test_a_hook_gets_json_on_stdin_and_a_few_variables(message, tmp_path):
     _hook(code, str(target), "a b; $(false)").deliver(message)
     body, variables, arguments = json.loads(target.read_text())
     assert body["event"] == "gate-failed" and body["text"].startswith("[prod] tp8-canary failed\n- itl p95: <!channel>")
-    assert variables["PHASE_EVENT"] == "gate-failed" and variables["PHASE_VERDICT"] == "FAIL" and variables["PHASE_TEXT"] == body["text"]
+    assert (
+        variables["PHASE_EVENT"] == "gate-failed"
+        and variables["PHASE_VERDICT"] == "FAIL"
+        and variables["PHASE_TEXT"] == body["text"]
+    )
     assert arguments[2] == "a b; $(false)"
 
 
@@ -164,7 +204,12 @@ def test_a_hook_that_fails_or_cannot_start(message):
 
 def test_a_hook_that_hangs_is_ended_with_what_it_started(message, tmp_path):
     pid_file = tmp_path / "pid"
-    hook = ("sh", "-c", 'sleep 600 & echo $! > "$0"; wait', str(pid_file))  # a shell begins at once, even on a busy machine
+    hook = (
+        "sh",
+        "-c",
+        'sleep 600 & echo $! > "$0"; wait',
+        str(pid_file),
+    )  # a shell begins at once, even on a busy machine
     with pytest.raises(DeliveryError, match="longer than 2 s"):
         Hook(HookSettings(hook, timeout=2), Path()).deliver(message)
     pid = int(pid_file.read_text())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+
 from phases.base.errors import Exit, PlaybookError
 from phases.playbook import loader
 from phases.playbook.located import Mistakes, load_text
@@ -48,7 +49,11 @@ def test_everything_of_a_playbook(load):
     playbook = load(GOOD)
     (section,) = playbook.phases
     assert (playbook.name, playbook.ledger.branch, playbook.ledger.sign) == ("mine", "proofs", Sign.NEVER)
-    assert (section.review, section.settings.device, section.settings.benchmark.seconds) == (Review.NONE, Device.CPU, 0.5)
+    assert (section.review, section.settings.device, section.settings.benchmark.seconds) == (
+        Review.NONE,
+        Device.CPU,
+        0.5,
+    )
     assert [rule.kind for rule in section.rules] == ["parity", "speedup"]
     assert section.rules[1].where.endswith("p.yaml:13")
     assert playbook.kernel.is_absolute() and playbook.kernel.name == "kernel.yaml"
@@ -69,11 +74,16 @@ def test_everything_of_a_playbook(load):
         ("review: none", "review: never", 7, "one of required, none"),
         ("device: cpu", "gates: cpu", 8, "did you mean 'gate'"),
         ("min_samples: 5", "min_samples: 50, max_samples: 4", 9, "more than max_samples"),
-        ("      rules:\n        - rule: parity\n        - {rule: speedup, baseline: naive, candidate: fast, at_least: 1.5}\n", "      rules: []\n", 11, "at least one entry"),
+        (
+            "      rules:\n        - rule: parity\n        - {rule: speedup, baseline: naive, candidate: fast, at_least: 1.5}\n",
+            "      rules: []\n",
+            11,
+            "at least one entry",
+        ),
         ("rule: parity", "rule: parity\n          absent: maybe", 13, "one of fail, inconclusive, zero"),
         ("        - rule: parity", "        - parity", 12, "needs the key 'rule'"),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_has_its_line_and_the_schema_agrees(load, old, new, line, words):
     assert old in GOOD
     text = GOOD.replace(old, new)
@@ -91,7 +101,9 @@ def test_variants_that_kernel_yaml_does_not_have(load, tmp_path):
     with pytest.raises(PlaybookError) as caught:
         load(GOOD.replace("candidate: fast", "candidate: fats").replace("seconds: 500ms", "variants: [naive, other]"))
     rows = str(caught.value).splitlines()
-    assert any("p.yaml:9: " in row and "benchmark.variants[1]: kernel.yaml has no variant 'other'" in row for row in rows), rows
+    assert any(
+        "p.yaml:9: " in row and "benchmark.variants[1]: kernel.yaml has no variant 'other'" in row for row in rows
+    ), rows
     assert any("p.yaml:13: " in row and "'fats' (did you mean 'fast'?)" in row for row in rows), rows
 
 

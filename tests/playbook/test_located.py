@@ -26,9 +26,20 @@ def plain(text: str) -> object:
 def test_values_follow_yaml_1_2_core():
     text = "a: no\nb: 22:22\nc: 1e-3\nd: 010\ne: 0x10\nf: 2024-01-01\ng: true\nh: ~\ni: '3'\nj: .inf\nk: 1.5\nl: [1, x]\nm:\n"
     assert plain(text) == {
-        "a": "no", "b": "22:22", "c": 1e-3, "d": 10, "e": 16, "f": "2024-01-01", "g": True, "h": None,
-        "i": "3", "j": float("inf"), "k": 1.5, "l": [1, "x"], "m": None,
-    }  # fmt: skip
+        "a": "no",
+        "b": "22:22",
+        "c": 1e-3,
+        "d": 10,
+        "e": 16,
+        "f": "2024-01-01",
+        "g": True,
+        "h": None,
+        "i": "3",
+        "j": float("inf"),
+        "k": 1.5,
+        "l": [1, "x"],
+        "m": None,
+    }
 
 
 def test_each_node_knows_its_line_and_path():
@@ -73,7 +84,10 @@ def test_files_that_are_none_and_files_without_end(tmp_path):
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     for path in (tmp_path / "loop.yaml", "a\0b", "/dev/zero"):
         load(path, mistakes)
-    assert [words in str(mistake) for mistake, words in zip(mistakes.found, ("symbolic links", "null byte", "is a device"), strict=True)] == [True] * 3
+    assert [
+        words in str(mistake)
+        for mistake, words in zip(mistakes.found, ("symbolic links", "null byte", "is a device"), strict=True)
+    ] == [True] * 3
 
 
 def test_unreadable_files(tmp_path):
@@ -87,7 +101,10 @@ def test_unreadable_files(tmp_path):
     assert "latin.yaml:2: is not UTF-8 text" in str(caught.value)
 
 
-@pytest.mark.parametrize(("what", "text"), [("pipe", "a named pipe"), ("link", "a named pipe"), ("folder", "a directory"), ("/dev/zero", "a device")])
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [("pipe", "a named pipe"), ("link", "a named pipe"), ("folder", "a directory"), ("/dev/zero", "a device")],
+)
 def test_what_is_no_file_is_refused_at_once(tmp_path, what, text):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")

@@ -60,9 +60,21 @@ def test_a_whole_value():
         "many: [{size: 1}, {size: 9}]\nnamed: {a: 1, b: 2.5}\nfree: [1, {x: y}]\nraw: {k: v}\nlaunch-args: --tp 8\n"
     )
     assert mistakes == []
-    assert (value.count, value.share, value.wait, value.on, value.colour, value.kind) == (4, 1.0, 300.0, True, Colour.GREEN, "beta")
+    assert (value.count, value.share, value.wait, value.on, value.colour, value.kind) == (
+        4,
+        1.0,
+        300.0,
+        True,
+        Colour.GREEN,
+        "beta",
+    )
     assert (value.where, value.inner, value.many) == (Path("/x"), Inner(2), (Inner(1), Inner(9)))
-    assert (value.named, value.free, value.raw.get("k").value, value.launch) == ({"a": 1.0, "b": 2.5}, [1, {"x": "y"}], "v", "--tp 8")
+    assert (value.named, value.free, value.raw.get("k").value, value.launch) == (
+        {"a": 1.0, "b": 2.5},
+        [1, {"x": "y"}],
+        "v",
+        "--tp 8",
+    )
     assert isinstance(value.share, float) and isinstance(value.named["a"], float)
 
 
@@ -100,7 +112,9 @@ def test_each_mistake_is_named_and_the_schema_agrees(line, words):
     text = line if line.startswith("name") else f"name: abc\n{line}"
     _, mistakes = parse(text)
     assert any(words in mistake for mistake in mistakes), mistakes
-    line_number = 1 if words == "bad luck" else text.count("\n") + 1  # a check of the whole stands where the whole begins
+    line_number = (
+        1 if words == "bad luck" else text.count("\n") + 1
+    )  # a check of the whole stands where the whole begins
     assert all(mistake.startswith(f"f:{line_number}: ") for mistake in mistakes)
     plain = load_text(text, "f", Mistakes()).plain()
     if words not in ("bad luck", "a finite number"):
@@ -108,7 +122,15 @@ def test_each_mistake_is_named_and_the_schema_agrees(line, words):
 
 
 def test_the_schema_accepts_what_the_reader_accepts():
-    plain = {"name": "abc", "wait": "5m", "colour": "green", "inner": None, "many": [{"size": 1}], "free": [1], "launch-args": "x"}
+    plain = {
+        "name": "abc",
+        "wait": "5m",
+        "colour": "green",
+        "inner": None,
+        "many": [{"size": 1}],
+        "free": [1],
+        "launch-args": "x",
+    }
     schema = json_schema(Outer)
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(plain, schema)

@@ -27,7 +27,12 @@ def rank(number: int, ranks: int, root: str, release: str) -> None:
     control = Control(os.path.join(root, "control"))
     reason = os.environ.get("HOT_REASON", "")
     identity = {"rank": number, "ranks": ranks, "release": release, "backend": "verify_attn", "build": "b"}
-    facts = FactFile(os.path.join(root, "facts"), identity, lambda: {"variant": "cpu", "choice": control.choice, "hot": hot_facts(control, reason)}, control)
+    facts = FactFile(
+        os.path.join(root, "facts"),
+        identity,
+        lambda: {"variant": "cpu", "choice": control.choice, "hot": hot_facts(control, reason)},
+        control,
+    )
     forwards = 0
     while os.getppid() != 1:
         if os.path.exists(os.path.join(root, "busy")):
@@ -47,13 +52,23 @@ def metrics() -> str:
     """As if a hundred requests a second were answered, half of them within 0.1 s."""
     served = int(100 * (time.monotonic() - STARTED)) + 10
     name = "sglang:e2e_request_latency_seconds"
-    rows = "".join(f'{name}_bucket{{le="{edge}"}} {count}\n' for edge, count in (("0.1", served // 2), ("0.2", served), ("+Inf", served)))
-    return (f"# TYPE {name} histogram\n{rows}{name}_count {served}\n{name}_sum {0.1 * served}\n"
-            f'# TYPE sglang:http_responses counter\nsglang:http_responses_total{{endpoint="/generate",status_code="200"}} {served}\n')  # fmt: skip
+    rows = "".join(
+        f'{name}_bucket{{le="{edge}"}} {count}\n'
+        for edge, count in (("0.1", served // 2), ("0.2", served), ("+Inf", served))
+    )
+    return (
+        f"# TYPE {name} histogram\n{rows}{name}_count {served}\n{name}_sum {0.1 * served}\n"
+        f'# TYPE sglang:http_responses counter\nsglang:http_responses_total{{endpoint="/generate",status_code="200"}} {served}\n'
+    )
 
 
 def main() -> None:
-    port, ranks, root, release = int(sys.argv[1]), int(sys.argv[2]), os.environ["PHASEGATE_ROOT"], os.environ["PHASEGATE_RELEASE"]
+    port, ranks, root, release = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        os.environ["PHASEGATE_ROOT"],
+        os.environ["PHASEGATE_RELEASE"],
+    )
     for number in range(ranks):
         if os.fork() == 0:
             rank(number, ranks, root, release)
@@ -63,7 +78,9 @@ def main() -> None:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(metrics().encode() if self.path == "/metrics" else json.dumps({"release": release}).encode())
+            self.wfile.write(
+                metrics().encode() if self.path == "/metrics" else json.dumps({"release": release}).encode()
+            )
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from phases.base.clock import SystemClock
-from phases.run.closing import JUDGE, RECORD
-from phases.run.session import adhoc_run
 from phases.engines.ssh.locks import show_lock
+from phases.fleet.live import open_production
+from phases.fleet.shared_steps import FLEET, LEAVE, PUSH, REPORT
+from phases.full_rollout import steps as waves
 from phases.playbook import loader
 from phases.playbook.schema import Playbook
-from phases.tp8_canary import steps as canary
-from phases.full_rollout import steps as waves
-from phases.fleet.live import open_production
 from phases.production.production import Production, WorkerState
-from phases.fleet.shared_steps import FLEET, LEAVE, PUSH, REPORT
+from phases.run.closing import JUDGE, RECORD
+from phases.run.session import adhoc_run
+from phases.tp8_canary import steps as canary
 
 HERE = Path(__file__).parent
 TOP = HERE.parents[1]
@@ -31,7 +31,18 @@ NEVER: Boundary = ("-", "-", "-")
 
 STEPS = {
     "tp8-canary": (FLEET, PUSH, canary.CONTROL, canary.CANARY, canary.BAKE, canary.END, REPORT, LEAVE, JUDGE, RECORD),
-    "full-rollout": (FLEET, PUSH, waves.wave_name(1), waves.wave_name(2), waves.SOAK, waves.FINISH, REPORT, LEAVE, JUDGE, RECORD),
+    "full-rollout": (
+        FLEET,
+        PUSH,
+        waves.wave_name(1),
+        waves.wave_name(2),
+        waves.SOAK,
+        waves.FINISH,
+        REPORT,
+        LEAVE,
+        JUDGE,
+        RECORD,
+    ),
 }
 
 
@@ -47,7 +58,9 @@ class Driven:
     def playbook(self) -> Playbook:
         return loader.load(self.repo / "playbook.yaml")
 
-    def phase(self, *arguments: str, kill: Boundary = NEVER, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def phase(
+        self, *arguments: str, kill: Boundary = NEVER, timeout: float = 300.0
+    ) -> subprocess.CompletedProcess[str]:
         """`phase ARGUMENT...` in a process of its own, killed at a boundary (event, step, moment) if one is given."""
         with self.start(*arguments, kill=kill) as process:
             try:
@@ -60,8 +73,20 @@ class Driven:
     def start(self, *arguments: str, kill: Boundary = NEVER) -> subprocess.Popen[str]:
         """As `phase`, without waiting."""
         argv = [sys.executable, str(HERE / "killed_phase.py"), *kill, *arguments]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TOP, TOP / "kernels" / "verify_attn"))), "PHASE_PLAYBOOK": str(self.repo / "playbook.yaml")}
-        return subprocess.Popen(argv, cwd=self.repo, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (TOP, TOP / "kernels" / "verify_attn"))),
+            "PHASE_PLAYBOOK": str(self.repo / "playbook.yaml"),
+        }
+        return subprocess.Popen(
+            argv,
+            cwd=self.repo,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
 
     @contextlib.contextmanager
     def production(self) -> Iterator[Production]:
@@ -77,7 +102,11 @@ class Driven:
     def mixed(self) -> list[str]:
         """Workers whose ranks do not all report the release that is current on their host."""
         with self.production() as production:
-            return [reason for state in production.observe() if state.serving and (reason := production.mixed(state.host, state.current))]
+            return [
+                reason
+                for state in production.observe()
+                if state.serving and (reason := production.mixed(state.host, state.current))
+            ]
 
     def not_converged(self, digest: str) -> list[str]:
         """What keeps the whole fleet from being on one release, recorded as good, in service, with no lease, no lock and no lost rank."""
@@ -112,10 +141,14 @@ def boundaries(phase: str, *, every: bool) -> list[Boundary]:
         found.append(("step-finished", step, "before"))
         if every or step not in QUIET:
             found.append(("step-finished", step, "after"))
-    return found + ([("run-finished", "", "before"), ("run-finished", "", "after")] if every else [("run-finished", "", "before")])
+    return found + (
+        [("run-finished", "", "before"), ("run-finished", "", "after")] if every else [("run-finished", "", "before")]
+    )
 
 
-def chain(fleet: Driven, phase: str, where: Sequence[Boundary], killed: Callable[[Boundary], None], *, timeout: float = 300.0) -> Any:
+def chain(
+    fleet: Driven, phase: str, where: Sequence[Boundary], killed: Callable[[Boundary], None], *, timeout: float = 300.0
+) -> Any:
     """One run, killed at each boundary in turn and resumed from there; `killed` looks at what is left each time.
 
     Returns the process that brought the run to its end. A boundary the run never came to is an AssertionError.

@@ -12,12 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from phases.cli import main
-from phases.run import session
 from phases.base.results import Results
-from phases.tp8_canary import steps as canary
-from phases.production import decided
+from phases.cli import main
 from phases.full_rollout import steps as waves
+from phases.production import decided
+from phases.run import session
+from phases.tp8_canary import steps as canary
 
 
 def run(event: str, step: str, moment: str, arguments: list[str]) -> None:

@@ -151,12 +151,20 @@ class LightFleet(Driven):
         self.prepare()
         self.start_router()
         with self.production() as production:
-            made = fleet_releases(production.settings, self.kernel, environment_facts(production.settings.server, print), print)
+            made = fleet_releases(
+                production.settings, self.kernel, environment_facts(production.settings.server, print), print
+            )
             self.digests = {side: bundle.digest for side, bundle in made.items()}
             production.push([made["incumbent"]], production.workers)
             for host in production.workers:
                 session = production.fleet.session(host)
-                first_release(session, production.take_lock(session), production.driver(host), made["incumbent"].digest, production.ready(host))
+                first_release(
+                    session,
+                    production.take_lock(session),
+                    production.driver(host),
+                    made["incumbent"].digest,
+                    production.ready(host),
+                )
                 production.put_in(host)
         return self
 
@@ -178,13 +186,39 @@ class LightFleet(Driven):
 
     # -- what the playbook says ------------------------------------------------------------------------------------------
 
-    def configure(self, *, candidate: dict[str, object] | None = None, deadline: float = 90.0, probes: float = 40.0, floor: int = 2, budget: int = 0,
-                  rate: float = 40.0, ready: float = 60.0, drain: float = 15.0, roll_back: bool = True, more: str = "", text: str = "") -> None:  # fmt: skip
+    def configure(
+        self,
+        *,
+        candidate: dict[str, object] | None = None,
+        deadline: float = 90.0,
+        probes: float = 40.0,
+        floor: int = 2,
+        budget: int = 0,
+        rate: float = 40.0,
+        ready: float = 60.0,
+        drain: float = 15.0,
+        roll_back: bool = True,
+        more: str = "",
+        text: str = "",
+    ) -> None:
         """Write and commit the playbook. `candidate`: faults of the candidate, as STANDIN_ variables without that prefix."""
         environment = json.dumps({f"STANDIN_{name}": str(value) for name, value in (candidate or {}).items()})
         judge = JUDGE.format(deadline=deadline, probes=probes)
-        made = PLAYBOOK.format(hosts=self._hosts(), ready=ready, drain=drain, arm=ready + drain + 5, lease=self.lease, router=self.router_url, python=self.python,
-                               candidate=environment, floor=floor, budget=budget, rate=rate, judge=judge, roll_back=str(roll_back).lower())  # fmt: skip
+        made = PLAYBOOK.format(
+            hosts=self._hosts(),
+            ready=ready,
+            drain=drain,
+            arm=ready + drain + 5,
+            lease=self.lease,
+            router=self.router_url,
+            python=self.python,
+            candidate=environment,
+            floor=floor,
+            budget=budget,
+            rate=rate,
+            judge=judge,
+            roll_back=str(roll_back).lower(),
+        )
         (self.repo / "playbook.yaml").write_text((text or made) + more)
         self._git("add", ".")
         self._git("commit", "-qm", "playbook", "--allow-empty")
@@ -258,8 +292,22 @@ class LightFleet(Driven):
     # -- pieces ----------------------------------------------------------------------------------------------------------------
 
     def start_router(self) -> None:
-        argv = [router_python(self.directory), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(self.router_port),
-                "--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *self.router_arguments]  # fmt: skip
+        argv = [
+            router_python(self.directory),
+            "-m",
+            "sglang_router.launch_router",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.router_port),
+            "--prometheus-port",
+            str(free_port()),
+            "--worker-startup-check-interval",
+            "1",
+            "--health-check-interval-secs",
+            "1",
+            *self.router_arguments,
+        ]
         log = open(self.directory / "router.log", "wb")  # noqa: SIM115
         self.router = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
         until = time.monotonic() + 120
@@ -267,7 +315,9 @@ class LightFleet(Driven):
             try:
                 return requests.get(f"{self.router_url}/workers", timeout=2).raise_for_status()
             except requests.RequestException:
-                assert self.router.poll() is None and time.monotonic() < until, (self.directory / "router.log").read_text()[-2000:]
+                assert self.router.poll() is None and time.monotonic() < until, (
+                    self.directory / "router.log"
+                ).read_text()[-2000:]
                 time.sleep(0.2)
 
     def _git(self, *arguments: str) -> None:

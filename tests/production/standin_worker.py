@@ -17,7 +17,11 @@ import threading
 import time
 
 EDGES = [0.001 * 1.15**i for i in range(70)]
-HISTOGRAMS = {"ttft": "sglang:time_to_first_token_seconds", "itl": "sglang:inter_token_latency_seconds", "e2e": "sglang:e2e_request_latency_seconds"}
+HISTOGRAMS = {
+    "ttft": "sglang:time_to_first_token_seconds",
+    "itl": "sglang:inter_token_latency_seconds",
+    "e2e": "sglang:e2e_request_latency_seconds",
+}
 
 
 class Faults:
@@ -34,7 +38,9 @@ class Faults:
         self.slow = get("SLOW", 1)  # factor on every latency
         self.errors = get("ERRORS", 0)  # share of requests answered with 500
         self.refuses = get("REFUSES", 0)  # share of requests answered with 400
-        self.wrong = get("WRONG", 0)  # log-probabilities of its answers are off by so much, after its first `WRONG_AFTER` requests
+        self.wrong = get(
+            "WRONG", 0
+        )  # log-probabilities of its answers are off by so much, after its first `WRONG_AFTER` requests
         self.wrong_after = get("WRONG_AFTER", 0)
         self.mixed = get("MIXED", 0)  # the last rank reports another release
         self.dies_after = get("DIES_AFTER", 0)  # ends without a word after so many requests
@@ -66,8 +72,20 @@ class Worker:
             release = os.environ.get("PHASEGATE_RELEASE", "")
             if self.faults.mixed and rank == self.ranks - 1:
                 release = "0" * 64
-            facts = {"schema": "standin/facts/v1", "pid": os.getpid(), "rank": rank, "ranks": self.ranks, "release": release, "backend": self.backend,
-                     "variant": "standin", "build": "none", "device": "cpu", "choice": "candidate", "counters": {}, "started": time.time()}  # fmt: skip
+            facts = {
+                "schema": "standin/facts/v1",
+                "pid": os.getpid(),
+                "rank": rank,
+                "ranks": self.ranks,
+                "release": release,
+                "backend": self.backend,
+                "variant": "standin",
+                "build": "none",
+                "device": "cpu",
+                "choice": "candidate",
+                "counters": {},
+                "started": time.time(),
+            }
             partial = os.path.join(directory, f".rank-{rank}.{os.getpid()}")
             with open(partial, "w") as file:
                 json.dump(facts, file)
@@ -90,8 +108,15 @@ class Worker:
     def metrics(self) -> str:
         with self.lock:
             lines = ["# TYPE sglang:num_running_reqs gauge", f"sglang:num_running_reqs {self.running}"]
-            lines += ["# TYPE sglang:generation_tokens counter", f"sglang:generation_tokens_total {self.tokens}", "# TYPE sglang:http_responses counter"]
-            lines += [f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {count}' for code, count in sorted(self.answers.items())]
+            lines += [
+                "# TYPE sglang:generation_tokens counter",
+                f"sglang:generation_tokens_total {self.tokens}",
+                "# TYPE sglang:http_responses counter",
+            ]
+            lines += [
+                f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {count}'
+                for code, count in sorted(self.answers.items())
+            ]
             for name, metric in HISTOGRAMS.items():
                 if self.faults.renamed:
                     metric = metric.replace("sglang:", "other:")
@@ -125,8 +150,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200, self.worker.metrics().encode(), "text/plain")
         else:
             release = os.environ.get("PHASEGATE_RELEASE", "")
-            info = {"model_path": "standin", "served_model_name": "standin", "tp_size": self.worker.ranks, "dp_size": 1, "release": release,
-                    "attention_backend": self.worker.backend, "data": [{"id": "standin"}]}  # fmt: skip
+            info = {
+                "model_path": "standin",
+                "served_model_name": "standin",
+                "tp_size": self.worker.ranks,
+                "dp_size": 1,
+                "release": release,
+                "attention_backend": self.worker.backend,
+                "data": [{"id": "standin"}],
+            }
             self.answer(200, json.dumps(info).encode())
 
     def do_POST(self) -> None:
@@ -156,7 +188,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(first)
         worker.observe("ttft", time.monotonic() - started)
         logprob = -0.1 - (faults.wrong if worker.served >= faults.wrong_after else 0)
-        meta = {**self.prompt_logprobs(body), "prompt_tokens": 4, "first_token_latency": first, "output_token_logprobs": [[logprob, token, None] for token in range(tokens)]}
+        meta = {
+            **self.prompt_logprobs(body),
+            "prompt_tokens": 4,
+            "first_token_latency": first,
+            "output_token_logprobs": [[logprob, token, None] for token in range(tokens)],
+        }
         if body.get("stream"):
             self.stream(tokens, gap, meta)
         else:
@@ -168,7 +205,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             worker.tokens += tokens
         meta |= {"e2e_latency": seconds, "completion_tokens": tokens}
         if not body.get("stream"):
-            self.answer(200, json.dumps({"text": "x" * tokens, "output_ids": list(range(tokens)), "meta_info": meta}).encode())
+            self.answer(
+                200, json.dumps({"text": "x" * tokens, "output_ids": list(range(tokens)), "meta_info": meta}).encode()
+            )
         worker.answered(200)
 
     def prompt_logprobs(self, body: dict) -> dict:
@@ -187,7 +226,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for done in (1, tokens):
             if done > 1:
                 time.sleep(gap * tokens)
-            event = {"text": "x" * done, "output_ids": list(range(done)), "meta_info": {**meta, "completion_tokens": done}}
+            event = {
+                "text": "x" * done,
+                "output_ids": list(range(done)),
+                "meta_info": {**meta, "completion_tokens": done},
+            }
             self.chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
         self.chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")

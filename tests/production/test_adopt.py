@@ -11,7 +11,11 @@ import pytest
 from tests.engines.ssh.sshfleet import SSHD
 from tests.production.light_fleet import LightFleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fleet,
+    pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)"),
+]
 
 
 @pytest.fixture

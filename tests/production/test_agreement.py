@@ -143,12 +143,19 @@ def test_a_wrong_canary_serves_nobody_and_one_that_turns_wrong_is_found_while_it
     ended = fleet.phase("run", "tp8-canary", "--yes")
     assert ended.returncode == 7, ended.stdout
     assert "the canary will not bake" in ended.stdout and "not begun: the canary was not switched" in ended.stdout
-    assert "outputs of w1 differ" in ended.stdout and "on the candidate" not in ended.stdout.split("switch the canary")[-1].split("bake")[0]
+    assert (
+        "outputs of w1 differ" in ended.stdout
+        and "on the candidate" not in ended.stdout.split("switch the canary")[-1].split("bake")[0]
+    )
     assert fleet.not_converged(fleet.digests["incumbent"]) == []
 
     text = (fleet.repo / "playbook.yaml").read_text().replace("every: 0}", "every: 1}")
     assert "every: 1}" in text
-    fleet.configure(text=text.replace('"STANDIN_WRONG": "0.5"', '"STANDIN_WRONG": "0.5", "STANDIN_WRONG_AFTER": "100"').replace("bake: 1,", "bake: 60,"))
+    fleet.configure(
+        text=text.replace('"STANDIN_WRONG": "0.5"', '"STANDIN_WRONG": "0.5", "STANDIN_WRONG_AFTER": "100"').replace(
+            "bake: 1,", "bake: 60,"
+        )
+    )
     ended = fleet.phase("run", "tp8-canary", "--yes")
     assert ended.returncode == 7, ended.stdout
     assert "outputs agree with" in ended.stdout and "FAIL: w1: outputs of w1 differ" in ended.stdout

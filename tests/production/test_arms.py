@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from phases.base.errors import UsageError
 from phases.engines.ssh.host import Host
+from phases.full_rollout.settings import RolloutSettings
 from phases.playbook.located import Mistakes, load_text
 from phases.playbook.typed import read
-from phases.trial.arms import batches, choose_arms, kinds_of, like_for_like, waves
 from phases.production.settings import Amount
 from phases.tp8_canary.settings import CanarySettings
+from phases.trial.arms import batches, choose_arms, kinds_of, like_for_like, waves
 from phases.trial.settings import JudgeSettings, MetricSettings
-from phases.full_rollout.settings import RolloutSettings
 
 JUDGE = JudgeSettings((MetricSettings("ttft"),))
 
@@ -61,21 +61,40 @@ def test_a_batch_never_goes_under_the_floor(moving: int, others: int, floor: int
     assert all(in_service - len(batch) >= floor for batch in planned)
 
 
-@pytest.mark.parametrize(("amount", "fleet_size", "wanted"), [
-    (Amount(count=2), 8, 2), (Amount(count=9), 8, 8), (Amount(percent=25), 8, 2), (Amount(percent=30), 8, 3), (Amount(percent=0), 8, 0), (Amount(percent=100), 8, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("amount", "fleet_size", "wanted"),
+    [
+        (Amount(count=2), 8, 2),
+        (Amount(count=9), 8, 8),
+        (Amount(percent=25), 8, 2),
+        (Amount(percent=30), 8, 3),
+        (Amount(percent=0), 8, 0),
+        (Amount(percent=100), 8, 8),
+    ],
+)
 def test_amounts(amount: Amount, fleet_size: int, wanted: int) -> None:
     assert amount.of(fleet_size) == wanted
 
 
-@pytest.mark.parametrize(("kind", "text", "said"), [
-    (Amount, "{count: 1, percent: 5}", "exactly one of count and percent"),
-    (CanarySettings, "{canary: {count: 0}, judge: {metrics: [{metric: ttft}]}}", "canary needs at least one worker"),
-    (CanarySettings, "{judge: {metrics: [{metric: latency}]}}", "must be one of ttft, itl, e2e, tpot"),
-    (CanarySettings, "{judge: {metrics: []}}", "at least one entry"),
-    (CanarySettings, "{judge: {metrics: [{metric: ttft}], bake: 10m, deadline: 5m}}", "before the end of the bake"),
-    (RolloutSettings, "{judge: {metrics: [{metric: ttft}]}, waves: [{percent: 50}]}", "the last wave must be percent: 100"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (Amount, "{count: 1, percent: 5}", "exactly one of count and percent"),
+        (
+            CanarySettings,
+            "{canary: {count: 0}, judge: {metrics: [{metric: ttft}]}}",
+            "canary needs at least one worker",
+        ),
+        (CanarySettings, "{judge: {metrics: [{metric: latency}]}}", "must be one of ttft, itl, e2e, tpot"),
+        (CanarySettings, "{judge: {metrics: []}}", "at least one entry"),
+        (CanarySettings, "{judge: {metrics: [{metric: ttft}], bake: 10m, deadline: 5m}}", "before the end of the bake"),
+        (
+            RolloutSettings,
+            "{judge: {metrics: [{metric: ttft}]}, waves: [{percent: 50}]}",
+            "the last wave must be percent: 100",
+        ),
+    ],
+)
 def test_mistakes_are_named(kind: type, text: str, said: str) -> None:
     mistakes = Mistakes()
     read(kind, load_text(text, "playbook.yaml", mistakes), mistakes)
@@ -83,7 +102,13 @@ def test_mistakes_are_named(kind: type, text: str, said: str) -> None:
 
 
 def test_a_wave_is_compared_with_as_many_unmoved_workers_of_each_kind() -> None:
-    small, large = fleet(4, tp="1"), [Host("big", "local", "/srv/big", labels={"tp": "8"}), Host("bigger", "local", "/srv/bigger", labels={"tp": "8"})]
+    small, large = (
+        fleet(4, tp="1"),
+        [
+            Host("big", "local", "/srv/big", labels={"tp": "8"}),
+            Host("bigger", "local", "/srv/bigger", labels={"tp": "8"}),
+        ],
+    )
     canary, control = like_for_like([*small[:3], large[0]], [small[3], large[1]])
     assert [h.name for h in canary] == ["w1", "big"] and [h.name for h in control] == ["w4", "bigger"]
     assert like_for_like([large[0]], small) == ((), ())  # no like worker is left

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from phases.engines.embedded.provision import ensure
 from phases.base.clock import SystemClock
-from phases.build_parity.steps import build_cache
 from phases.base.errors import BuildError, ServingError
+from phases.build_parity.steps import build_cache
+from phases.engines.embedded.provision import ensure
 from phases.harness import contract
 from phases.production.agreement import compare
 from phases.production.settings import AgreementSettings
@@ -60,8 +60,10 @@ def test_workers_count_each_other_and_forget_the_dead(tmp_path, monkeypatch):
     monkeypatch.setattr("verify_attn_faults.trigger.LOOK_SECONDS", 0.0)
     mine = Peers(tmp_path / "peers")
     assert mine.count() == 1
-    program = f"import sys, time; sys.path.insert(0, {str(FAULTS)!r})\nfrom pathlib import Path\nfrom verify_attn_faults.trigger import Peers\n" \
-              f"peers = Peers(Path({str(tmp_path / 'peers')!r})); print('in', flush=True); time.sleep(60)"  # fmt: skip
+    program = (
+        f"import sys, time; sys.path.insert(0, {str(FAULTS)!r})\nfrom pathlib import Path\nfrom verify_attn_faults.trigger import Peers\n"
+        f"peers = Peers(Path({str(tmp_path / 'peers')!r})); print('in', flush=True); time.sleep(60)"
+    )
     others = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         assert [other.stdout.readline() for other in others] == ["in\n", "in\n"]
@@ -83,7 +85,10 @@ def test_a_release_carries_further_distributions(tmp_path):
     plain, _ = make_release(kernel, ["x86-64-v3"], build_cache(kernel), lambda line: None)
     spoilt, _ = make_release(kernel, ["x86-64-v3"], build_cache(kernel), lambda line: None, [FAULTS])
     added = {file.path for file in spoilt.files} - {file.path for file in plain.files}
-    assert "site/verify_attn_faults/backends.py" in added and "site/verify_attn_faults-0.1.0.dist-info/entry_points.txt" in added
+    assert (
+        "site/verify_attn_faults/backends.py" in added
+        and "site/verify_attn_faults-0.1.0.dist-info/entry_points.txt" in added
+    )
     assert {file.path for file in plain.files} <= {file.path for file in spoilt.files}
     assert spoilt.digest != plain.digest
 
@@ -111,15 +116,41 @@ class Running:
 @contextmanager
 def serving(tmp_path: Path, backend: str, **variables: str) -> Iterator[Running]:
     """A real SGLang server with a release that holds the bad kernels."""
-    environment, kernel, host = ensure(progress=lambda line: None), contract.load(KERNELS / "verify_attn"), LocalHost(tmp_path / "serving")
+    environment, kernel, host = (
+        ensure(progress=lambda line: None),
+        contract.load(KERNELS / "verify_attn"),
+        LocalHost(tmp_path / "serving"),
+    )
     bundle, _ = make_release(kernel, ["x86-64-v3", "x86-64-v4"], build_cache(kernel), lambda line: None, [FAULTS])
     release, port = host.install(bundle), host.free_port()
-    argv = [str(environment.python), "-m", "sglang.launch_server", "--model-path", str(environment.target_model), "--attention-backend", backend,
-            "--host", "127.0.0.1", "--port", str(port), "--enable-metrics", *EMBEDDED_FLAGS, *TREE_FLAGS,
-            "--speculative-draft-model-path", str(environment.draft_model)]  # fmt: skip
-    given = {"PYTHONPATH": str(release / "site"), "PATH_PREFIX": str(environment.python.parent), "HF_HUB_OFFLINE": "1", **EMBEDDED_ENVIRONMENT,
-             **unused_models_variable(environment.unused_models), **object_variables(kernel, str(release / "objects")),
-             variable(kernel, "FACTS"): "{facts}", **variables}  # fmt: skip
+    argv = [
+        str(environment.python),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(environment.target_model),
+        "--attention-backend",
+        backend,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--enable-metrics",
+        *EMBEDDED_FLAGS,
+        *TREE_FLAGS,
+        "--speculative-draft-model-path",
+        str(environment.draft_model),
+    ]
+    given = {
+        "PYTHONPATH": str(release / "site"),
+        "PATH_PREFIX": str(environment.python.parent),
+        "HF_HUB_OFFLINE": "1",
+        **EMBEDDED_ENVIRONMENT,
+        **unused_models_variable(environment.unused_models),
+        **object_variables(kernel, str(release / "objects")),
+        variable(kernel, "FACTS"): "{facts}",
+        **variables,
+    }
     server = host.start("bad", argv, given, port)
     client = Client(server.url, "the server")
     try:
@@ -153,13 +184,17 @@ def test_wrong_outputs_are_found_by_the_comparison_that_a_rollout_makes(tmp_path
 @pytest.mark.timeout(600)
 def test_slow_does_the_work_again_and_only_while_it_should(tmp_path):
     now = tmp_path / "now"
-    with serving(tmp_path, "verify_attn_slow", VERIFY_ATTN_FAULTS_WHEN=f"file:{now}", VERIFY_ATTN_FAULTS_REPEAT="5") as running:
+    with serving(
+        tmp_path, "verify_attn_slow", VERIFY_ATTN_FAULTS_WHEN=f"file:{now}", VERIFY_ATTN_FAULTS_REPEAT="5"
+    ) as running:
 
         def calls_a_step() -> float:
             before = running.counters()
             running.client.generate("once upon a time there was a small model", 24)
             after = running.counters()
-            return (after["verify_calls"] - before["verify_calls"]) / (after["verify_forwards"] - before["verify_forwards"])
+            return (after["verify_calls"] - before["verify_calls"]) / (
+                after["verify_forwards"] - before["verify_forwards"]
+            )
 
         usual = calls_a_step()
         now.touch()

@@ -9,10 +9,10 @@ import pytest
 
 from phases.analysis.decision import Outcome
 from phases.base.errors import AnalysisError
+from phases.serving.load import RequestRecord
 from phases.trial.bake import Bake, Fault, Verdict
 from phases.trial.prometheus_source import SourceError
 from phases.trial.settings import JudgeSettings, MetricSettings
-from phases.serving.load import RequestRecord
 
 EDGES = [0.005 * 1.1**i for i in range(70)]
 
@@ -35,8 +35,15 @@ class SimulatedTime:
 class SimulatedWorkers:
     """Prometheus text of workers that serve lognormal latencies at a rate, some slowed, some failing."""
 
-    def __init__(self, clock: SimulatedTime, *, slowdown: dict[str, float] | None = None, errors: dict[str, float] | None = None, rate: float = 10.0,
-                 status: int = 500) -> None:  # fmt: skip
+    def __init__(
+        self,
+        clock: SimulatedTime,
+        *,
+        slowdown: dict[str, float] | None = None,
+        errors: dict[str, float] | None = None,
+        rate: float = 10.0,
+        status: int = 500,
+    ) -> None:
         self.clock, self.slowdown, self.errors, self.rate = clock, slowdown or {}, errors or {}, rate
         self.random, self.status = np.random.default_rng(3), status
         self.counts: dict[str, np.ndarray] = {}
@@ -54,10 +61,22 @@ class SimulatedWorkers:
         answers[0] += n - failed
         answers[1] += failed
         name = "sglang:time_to_first_token_seconds"
-        rows = [f'{name}_bucket{{le="{edge}"}} {value}' for edge, value in zip([*EDGES, "+Inf"], np.cumsum(counts), strict=True)]
+        rows = [
+            f'{name}_bucket{{le="{edge}"}} {value}'
+            for edge, value in zip([*EDGES, "+Inf"], np.cumsum(counts), strict=True)
+        ]
         rows += [f"{name}_count {counts.sum()}", f"{name}_sum 1"]
-        codes = [f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {value}' for code, value in zip((200, self.status), answers, strict=True)]
-        return f"# TYPE {name} histogram\n" + "\n".join(rows) + "\n# TYPE sglang:http_responses counter\n" + "\n".join(codes) + "\n"
+        codes = [
+            f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {value}'
+            for code, value in zip((200, self.status), answers, strict=True)
+        ]
+        return (
+            f"# TYPE {name} histogram\n"
+            + "\n".join(rows)
+            + "\n# TYPE sglang:http_responses counter\n"
+            + "\n".join(codes)
+            + "\n"
+        )
 
 
 def settings(**changes: float) -> JudgeSettings:
@@ -73,7 +92,10 @@ def test_equal_arms_pass_not_before_the_bake_is_over() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock), bake=600.0).run()
     assert verdict.outcome is Outcome.PASS and verdict.seconds >= 600.0
-    assert verdict.reference[0].metric == "ttft" and verdict.reference[0].low <= 0.1 * np.exp(0.4 * 1.2816) <= verdict.reference[0].high
+    assert (
+        verdict.reference[0].metric == "ttft"
+        and verdict.reference[0].low <= 0.1 * np.exp(0.4 * 1.2816) <= verdict.reference[0].high
+    )
     assert verdict.requests["canary"] == pytest.approx(verdict.requests["control"], rel=0.1)
 
 
@@ -82,7 +104,12 @@ def test_a_slow_canary_fails_early() -> None:
     verdict = bake(SimulatedWorkers(clock, slowdown={"canary": 2.0})).run()
     assert verdict.outcome is Outcome.FAIL and verdict.seconds < 300.0
     (entry, errors, refusals) = verdict.facts()
-    assert entry["verdict"] == "FAIL" and entry["looks"] and errors["name"] == "5xx excess_rate" and refusals["name"] == "4xx excess_rate"
+    assert (
+        entry["verdict"] == "FAIL"
+        and entry["looks"]
+        and errors["name"] == "5xx excess_rate"
+        and refusals["name"] == "4xx excess_rate"
+    )
     assert entry["decided_at"] == entry["looks"][-1][0] and refusals["decided_at"] is None
     assert "slowdown" in verdict.reason
 
@@ -125,11 +152,17 @@ def test_no_traffic_ends_inconclusive_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("incumbent", "outcome"), [(False, Outcome.FAIL), (True, Outcome.INCONCLUSIVE)])
-def test_a_fault_ends_it_at_once_and_a_sick_incumbent_is_not_the_candidates_fault(incumbent: bool, outcome: Outcome) -> None:
+def test_a_fault_ends_it_at_once_and_a_sick_incumbent_is_not_the_candidates_fault(
+    incumbent: bool, outcome: Outcome
+) -> None:
     clock = SimulatedTime()
     seen = iter([None, None, Fault("c", "it does not answer", incumbent)])
     verdict = bake(SimulatedWorkers(clock), check=lambda: next(seen)).run()
-    assert verdict.outcome is outcome and verdict.seconds == pytest.approx(20.0) and verdict.reason == "c: it does not answer"
+    assert (
+        verdict.outcome is outcome
+        and verdict.seconds == pytest.approx(20.0)
+        and verdict.reason == "c: it does not answer"
+    )
 
 
 def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
@@ -145,7 +178,11 @@ def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
     made = bake(workers)
     made.read = read
     verdict = made.run()
-    assert verdict.outcome is Outcome.FAIL and verdict.fault is not None and "metrics cannot be read" in verdict.fault.reason
+    assert (
+        verdict.outcome is Outcome.FAIL
+        and verdict.fault is not None
+        and "metrics cannot be read" in verdict.fault.reason
+    )
 
 
 GARBAGE = {
@@ -172,7 +209,9 @@ def test_metrics_that_turn_to_garbage_are_a_fault_of_their_worker_and_no_crash(w
 class SimulatedProbes:
     """Own requests to each arm, `rate` a second, some of one arm without any answer."""
 
-    def __init__(self, clock: SimulatedTime, *, slowdown: float = 1.0, unanswered: float = 0.0, rate: float = 5.0) -> None:
+    def __init__(
+        self, clock: SimulatedTime, *, slowdown: float = 1.0, unanswered: float = 0.0, rate: float = 5.0
+    ) -> None:
         self.clock, self.slowdown, self.unanswered, self.rate = clock, slowdown, unanswered, rate
         self.random = np.random.default_rng(5)
         self.last = clock.at
@@ -180,16 +219,29 @@ class SimulatedProbes:
     def take(self) -> list[tuple[str, RequestRecord]]:
         found = []
         for arm, slowdown in (("canary", self.slowdown), ("control", 1.0)):
-            for finished in sorted(self.random.uniform(self.last, self.clock.at, self.random.poisson(self.rate * (self.clock.at - self.last)))):
+            for finished in sorted(
+                self.random.uniform(
+                    self.last, self.clock.at, self.random.poisson(self.rate * (self.clock.at - self.last))
+                )
+            ):
                 due = finished - 0.1 * np.exp(0.4 * self.random.standard_normal()) * slowdown
                 lost = arm == "canary" and self.random.random() < self.unanswered
-                found.append((arm, RequestRecord("p", due, due, None if lost else due + 0.01, finished, 0 if lost else 200)))
+                found.append(
+                    (arm, RequestRecord("p", due, due, None if lost else due + 0.01, finished, 0 if lost else 200))
+                )
         self.last = self.clock.at
         return found
 
 
 def probed(clock: SimulatedTime, probes: SimulatedProbes, **workers: Any) -> Verdict:
-    made = JudgeSettings((MetricSettings("e2e", 0.5, 0.25),), window=5.0, bake=30.0, deadline=600.0, min_samples=100, error_tolerance=0.05)
+    made = JudgeSettings(
+        (MetricSettings("e2e", 0.5, 0.25),),
+        window=5.0,
+        bake=30.0,
+        deadline=600.0,
+        min_samples=100,
+        error_tolerance=0.05,
+    )
     simulated = SimulatedWorkers(clock, **workers)
     return Bake(made, {"c": "canary"}, {"k": "control"}, clock, lambda: None, read=simulated.read, probes=probes).run()
 
@@ -199,7 +251,9 @@ def test_with_probes_their_latencies_decide_and_the_users_errors_still_count() -
     equal = probed(clock, SimulatedProbes(clock))
     assert equal.outcome is Outcome.PASS and equal.decisions[0].source == "own requests to each arm"
     assert probed(clock, SimulatedProbes(clock, slowdown=1.8)).outcome is Outcome.FAIL
-    failing = probed(clock, SimulatedProbes(clock), errors={"canary": 0.2})  # no probe fails: it is users' requests that do
+    failing = probed(
+        clock, SimulatedProbes(clock), errors={"canary": 0.2}
+    )  # no probe fails: it is users' requests that do
     assert failing.outcome is Outcome.FAIL and "5xx" in failing.reason
 
 

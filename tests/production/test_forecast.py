@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from phases.cli.main import cli
 from tests.production.light_fleet import LightFleet
 
-
 TIMES = {"ready": 15.0, "drain": 3.0, "deadline": 20.0}
 
 
@@ -40,9 +39,18 @@ def recording(path: Path, seconds: int = 600, rate: int = 20, metric: str = "e2e
     """Two equal arms with lognormal latencies, made here so that the truth is known."""
     random = np.random.default_rng(1)
     rows = [
-        json.dumps({"t": round(t, 3), "arm": arm, "metric": metric, "value": float(0.1 * np.exp(0.3 * random.standard_normal())), "status": 200})
-        for t in np.arange(0, seconds, 1 / rate) for arm in ("canary", "control")
-    ]  # fmt: skip
+        json.dumps(
+            {
+                "t": round(t, 3),
+                "arm": arm,
+                "metric": metric,
+                "value": float(0.1 * np.exp(0.3 * random.standard_normal())),
+                "status": 200,
+            }
+        )
+        for t in np.arange(0, seconds, 1 / rate)
+        for arm in ("canary", "control")
+    ]
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -50,8 +58,10 @@ def recording(path: Path, seconds: int = 600, rate: int = 20, metric: str = "e2e
 def test_the_canary_touches_two_workers_and_exposes_its_share(fleet: LightFleet) -> None:
     found = forecast(fleet, "tp8-canary")
     assert [(row["step"], row["hosts"], row["share"]) for row in found["moved"]] == [
-        ("restart the control", ["w2"], 0.0), ("switch the canary", ["w1"], 0.25), ("put production back", ["w1"], 0.0),
-    ]  # fmt: skip
+        ("restart the control", ["w2"], 0.0),
+        ("switch the canary", ["w1"], 0.25),
+        ("put production back", ["w1"], 0.0),
+    ]
     assert found["untouched"] == ["w3", "w4"] and found["exposed"] == 0.25
     # three restarts of at most drain 3 + ready 15 seconds; one bake of 1 to 20 seconds
     assert (found["shortest"], found["longest"]) == (1.0, 3 * 18.0 + 20.0)
@@ -77,7 +87,11 @@ def test_where_nothing_is_recorded_that_is_said(fleet: LightFleet) -> None:
     assert found["expected"] is None and found["expected_from"].startswith("no run of this phase")
     assert found["sights"][0]["slowdown"] is None and "no A/A recording" in found["sights"][0]["source"]
     text = plan(fleet, "tp8-canary").output
-    assert "the candidate then serves 25% of requests" in text and "expected unknown" in text and "bake can see in e2e p50: unknown (nothing is recorded yet" in text
+    assert (
+        "the candidate then serves 25% of requests" in text
+        and "expected unknown" in text
+        and "bake can see in e2e p50: unknown (nothing is recorded yet" in text
+    )
 
 
 def test_a_tolerance_that_the_traffic_cannot_show_is_seen_before_the_bake(fleet: LightFleet) -> None:
@@ -86,17 +100,31 @@ def test_a_tolerance_that_the_traffic_cannot_show_is_seen_before_the_bake(fleet:
     fleet.configure(text=text.replace("JUDGE", judge % 0.01))
     found = forecast(fleet, "tp8-canary")
     assert 1000 < found["clean"] < 1100 and found["own"] == 800
-    assert "requests of each arm without a failure (error_tolerance 1.00%); own requests alone are 800 by the deadline, the rest must be users'" in plan(fleet, "tp8-canary").output
+    assert (
+        "requests of each arm without a failure (error_tolerance 1.00%); own requests alone are 800 by the deadline, the rest must be users'"
+        in plan(fleet, "tp8-canary").output
+    )
     turns = "design: switchback\n    turns: {period: 10, washout: 2}\n    judge: "
-    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
+    fleet.configure(
+        text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05)
+    )
     found = forecast(fleet, "tp8-canary")
-    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns.replace('washout: 2', 'washout: 2, lead_in: 7')}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
+    fleet.configure(
+        text=text.replace(
+            "    judge: JUDGE", f"    {turns.replace('washout: 2', 'washout: 2, lead_in: 7')}{judge % 0.05}", 1
+        ).replace("JUDGE", judge % 0.05)
+    )
     led_in = forecast(fleet, "tp8-canary")
     assert (led_in["shortest"], led_in["longest"]) == (found["shortest"] + 7, found["longest"] + 7)
-    fleet.configure(text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05))
+    fleet.configure(
+        text=text.replace("    judge: JUDGE", f"    {turns}{judge % 0.05}", 1).replace("JUDGE", judge % 0.05)
+    )
     assert found["own"] == 320 and found["clean"] < 200 and "the rest must" not in plan(fleet, "tp8-canary").output
     fleet.configure(text=text.replace("JUDGE", judge % 0))
-    assert forecast(fleet, "tp8-canary")["clean"] is None and "never pass with error_tolerance 0" in plan(fleet, "tp8-canary").output
+    assert (
+        forecast(fleet, "tp8-canary")["clean"] is None
+        and "never pass with error_tolerance 0" in plan(fleet, "tp8-canary").output
+    )
     fleet.configure(text=text.replace("JUDGE", judge % 1e-15))
     assert "never pass with error_tolerance 1e-15" in plan(fleet, "tp8-canary").output
 
@@ -107,7 +135,10 @@ def test_an_a_a_recording_says_what_can_be_seen_and_more_traffic_sees_more(fleet
     fleet.configure(text=re.sub(r"judge: \{metrics.*\}", f"judge: {judge}", text))
     recorded = str(recording(tmp_path / "quiet.jsonl"))
     (seen,) = forecast(fleet, "tp8-canary", "--a-a", recorded)["sights"]
-    assert 1.05 < seen["slowdown"] <= 1.3 and "requests/s an arm, found with 95 % probability within 120 s" in seen["source"]
+    assert (
+        1.05 < seen["slowdown"] <= 1.3
+        and "requests/s an arm, found with 95 % probability within 120 s" in seen["source"]
+    )
     (more,) = forecast(fleet, "tp8-canary", "--a-a", recorded, "--rate", "80")["sights"]
     (less,) = forecast(fleet, "tp8-canary", "--a-a", recorded, "--rate", "2")["sights"]
     assert more["slowdown"] < seen["slowdown"] and (less["slowdown"] is None or less["slowdown"] > seen["slowdown"])

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from phases.analysis.decision import Outcome
-from phases.cli.rollback import _print, _print_left_alone
 from phases.base.clock import SystemClock
-from phases.run.steps import StepContext
 from phases.base.errors import Exit
+from phases.base.results import Results
+from phases.base.scraping import get_text
+from phases.cli.rollback import _print, _print_left_alone
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import RouterError, UnreachableError
 from phases.engines.ssh.lease import Lease
@@ -26,21 +27,20 @@ from phases.engines.ssh.releases import ReleaseStore
 from phases.engines.ssh.router import RoutedWorker
 from phases.engines.ssh.session import op
 from phases.engines.ssh.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
-from phases.base.results import Results
+from phases.fleet.report import table
 from phases.production import hot
-from phases.trial import judging
-from phases.trial.arms import Arms
-from phases.rollback.by_hand import Ended
 from phases.production.hot import Answer, HotSwitch
 from phases.production.production import Production
-from phases.fleet.report import table
-from phases.rollback.steps import Rollback, _not_restored, roll_back, safe_only
 from phases.production.settings import Amount, FallbackSettings, ProductionSettings
-from phases.tp8_canary.settings import CanarySettings
-from phases.trial.settings import Design, JudgeSettings, MetricSettings, SwitchbackSettings  # fmt: skip
-from phases.trial.soak import Soak
-from phases.base.scraping import get_text
+from phases.rollback.by_hand import Ended
+from phases.rollback.steps import Rollback, _not_restored, roll_back, safe_only
+from phases.run.steps import StepContext
 from phases.serving.settings import SideSettings
+from phases.tp8_canary.settings import CanarySettings
+from phases.trial import judging
+from phases.trial.arms import Arms
+from phases.trial.settings import Design, JudgeSettings, MetricSettings, SwitchbackSettings
+from phases.trial.soak import Soak
 from tests.engines.ssh.sshfleet import end_processes_of, free_port
 from tests.engines.ssh.worker import LONG, eventually
 from tests.production.light_fleet import KERNEL
@@ -71,8 +71,15 @@ class Small:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        hosts = tuple(HostSettings(f"w{n}", "local", str(directory / f"w{n}"), free_port(), python=sys.executable, labels={"tp": "2"}) for n in (1, 2, 3))
-        self.fleet = FleetSettings(hosts, service=ServiceSettings(drain=1, ready=120), lease=LeaseSettings(arm=200, bake=LONG))
+        hosts = tuple(
+            HostSettings(
+                f"w{n}", "local", str(directory / f"w{n}"), free_port(), python=sys.executable, labels={"tp": "2"}
+            )
+            for n in (1, 2, 3)
+        )
+        self.fleet = FleetSettings(
+            hosts, service=ServiceSettings(drain=1, ready=120), lease=LeaseSettings(arm=200, bake=LONG)
+        )
         self.router = Router([host.url for host in self.fleet.workers()])
         self.old, self.new = bundle("old"), bundle("new")
         with self.production() as production:
@@ -87,14 +94,20 @@ class Small:
                     lease.arm(self.new.digest, self.old.digest, LONG, driver.restart_argv(host), driver.stop_argv(host))
                 if host.name != "w3":
                     held = lease.id if host.name == "w2" else ""
-                    session.do(ReleaseStore(session, lock).switching(self.new.digest, lease=held), driver.restarting(host))
+                    session.do(
+                        ReleaseStore(session, lock).switching(self.new.digest, lease=held), driver.restarting(host)
+                    )
                 if host.name == "w2":
                     lease.confirm(LONG)
                     production.fleet.adopt(lease.session)
                 eventually(lambda session=session: len(session.do(op("control.show"))[0]["ranks"]) == 2)
 
     def production(self, floor: int = 1, **fallback: object) -> Production:
-        settings = ProductionSettings(incumbent=SideSettings("verify_attn"), min_available=Amount(count=floor), fallback=FallbackSettings(**fallback))
+        settings = ProductionSettings(
+            incumbent=SideSettings("verify_attn"),
+            min_available=Amount(count=floor),
+            fallback=FallbackSettings(**fallback),
+        )
         made = Production(settings, self.fleet, self.router, "verify_attn", "test", SystemClock(), lambda line: None)
         made.preempt = True
         return made
@@ -138,11 +151,21 @@ def test_a_rollback_is_safe_before_it_restores(small):
         back = roll_back(production, "p99 doubled", detected=production.clock.now())
     assert back.verified and back.state == "restored" and back.hot.safe
     order = events(back)
-    assert order.index("hot fallback") < order.index("traffic safe") < order.index("out of service") < order.index("restored") < order.index("verified")
+    assert (
+        order.index("hot fallback")
+        < order.index("traffic safe")
+        < order.index("out of service")
+        < order.index("restored")
+        < order.index("verified")
+    )
     assert {small.current(name) for name in ("w1", "w2", "w3")} == {small.old.digest}
-    assert {small.byte(name) for name in ("w1", "w2", "w3")} == {b"c"}  # restored: the good release serves with its own kernel
+    assert {small.byte(name) for name in ("w1", "w2", "w3")} == {
+        b"c"
+    }  # restored: the good release serves with its own kernel
     assert back.to_json()["hot"]["safe"] and back.to_json()["state"] == "restored"
-    assert "production: restored" in table(Results("rollback", "k", facts={"rollback": back.to_json(), "timeline": list(back.events)}))
+    assert "production: restored" in table(
+        Results("rollback", "k", facts={"rollback": back.to_json(), "timeline": list(back.events)})
+    )
 
 
 def test_ranks_that_do_not_answer_are_named_and_made_safe_by_a_restart(small):
@@ -170,8 +193,15 @@ def test_a_policy_of_safe_only_still_restores_what_a_lease_would_restart_anyway(
     with small.production(restore=False, wait=10) as production:
         production.keep(production.fleet["w2"], small.new.digest)  # no lease is left; w1 is what has strayed
         first = roll_back(production, "watch: slow", detected=production.clock.now(), target=small.old.digest)
-        assert first.state == "safe" and not first.restores and set(first.left) == {"w1", "w2"} and small.current("w1") == small.new.digest
-        by_hand = roll_back(production, "asked for", detected=production.clock.now(), target=small.old.digest, by_hand=True)
+        assert (
+            first.state == "safe"
+            and not first.restores
+            and set(first.left) == {"w1", "w2"}
+            and small.current("w1") == small.new.digest
+        )
+        by_hand = roll_back(
+            production, "asked for", detected=production.clock.now(), target=small.old.digest, by_hand=True
+        )
     assert by_hand.verified
 
 
@@ -219,7 +249,9 @@ def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(sma
         soak = Soak(production, judge, (), "", context)
         monkeypatch.setitem(get_text.__kwdefaults__, "most", 10)  # shorter than what the workers say
         verdict = soak.run(5)
-    assert any(line.startswith("w1 is up, but its metrics cannot be read: ") and "is longer than" in line for line in said), said
+    assert any(
+        line.startswith("w1 is up, but its metrics cannot be read: ") and "is longer than" in line for line in said
+    ), said
     assert verdict.fault and verdict.fault.worker == "w3" and "layer 1" in verdict.reason
 
 
@@ -227,7 +259,9 @@ def test_what_a_router_that_does_not_answer_leaves_unknown_is_not_said_of_the_wo
     with small.production(wait=10) as production:
         assert roll_back(production, "p99", detected=production.clock.now()).verified
         small.router.workers = lambda: (_ for _ in ()).throw(RouterError("the router is gone."))
-        assert set(_not_restored(production, "").values()) == {"whether users are served by it is not known: the router is gone."}
+        assert set(_not_restored(production, "").values()) == {
+            "whether users are served by it is not known: the router is gone."
+        }
         del small.router.workers
         small.router.remove(production.workers[0].url)
         assert _not_restored(production, "") == {"w1": "the router sends it nothing"}
@@ -235,25 +269,46 @@ def test_what_a_router_that_does_not_answer_leaves_unknown_is_not_said_of_the_wo
 
 def test_a_hot_fallback_that_some_servers_did_not_follow_names_those_alone(capsys):
     why = UnreachableError("cannot connect to w1:22: refused.", hint="Is sshd running there?", host="w1").told
-    answers = (Answer("w1", True, missing=why), Answer("w2", True, missing="rank 0 still says candidate"), Answer("w3", True, ({"rank": 0},), seconds=0.5))
+    answers = (
+        Answer("w1", True, missing=why),
+        Answer("w2", True, missing="rank 0 still says candidate"),
+        Answer("w3", True, ({"rank": 0},), seconds=0.5),
+    )
     switch = HotSwitch(hot.INCUMBENT, answers)
     assert switch.describe() == (
-        "1 rank of w3 on the incumbent's kernel after 0.50 s; w1: cannot connect to w1:22: refused. Is sshd running there? w2: rank 0 still says candidate")
+        "1 rank of w3 on the incumbent's kernel after 0.50 s; w1: cannot connect to w1:22: refused. Is sshd running there? w2: rank 0 still says candidate"
+    )
     back = Rollback("p99", False, (), {"w1": why, "w2": "x", "w3": "y"}, ("w1", "w2", "w3"), switch, restores=False)
     _print(Ended(back, SimpleNamespace(name="0001-rollback-FAIL"), Exit.ROLLBACK_INCOMPLETE), " -p p.yaml")
     assert capsys.readouterr().out.splitlines() == [
-        "not safe: w1: cannot connect to w1:22: refused. Is sshd running there?", "not safe: w2: rank 0 still says candidate",
-        "Production is INCOMPLETE: a person is needed; recorded as 0001-rollback-FAIL.", "`phase rollback -p p.yaml` makes the rest safe, and restores, by restarts.",
-    ]  # fmt: skip
+        "not safe: w1: cannot connect to w1:22: refused. Is sshd running there?",
+        "not safe: w2: rank 0 still says candidate",
+        "Production is INCOMPLETE: a person is needed; recorded as 0001-rollback-FAIL.",
+        "`phase rollback -p p.yaml` makes the rest safe, and restores, by restarts.",
+    ]
 
 
 def test_workers_that_a_fallback_left_alone_for_one_that_cannot_be_asked_are_not_taken_for_safe(capsys):
-    gone, good, stray = Answer("w1", True, missing="refused", asked=False), Answer("w2", False), Answer("w3", True, ({"rank": 0},))
-    back = Rollback("p99", False, (), {"w1": "refused"}, ("w1",), HotSwitch(hot.INCUMBENT, (gone, good)), restores=False)
+    gone, good, stray = (
+        Answer("w1", True, missing="refused", asked=False),
+        Answer("w2", False),
+        Answer("w3", True, ({"rank": 0},)),
+    )
+    back = Rollback(
+        "p99", False, (), {"w1": "refused"}, ("w1",), HotSwitch(hot.INCUMBENT, (gone, good)), restores=False
+    )
     _print_left_alone(back, " -p p.yaml")
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("w2: on what a rollback goes back to") and "`phase rollback --hot --to CHECKPOINT -p p.yaml`" in line
-    for answers in ((gone, good, stray), (good,), (gone,), (stray, good)):  # one that answered has strayed: what was asked for is known
+    assert (
+        line.startswith("w2: on what a rollback goes back to")
+        and "`phase rollback --hot --to CHECKPOINT -p p.yaml`" in line
+    )
+    for answers in (
+        (gone, good, stray),
+        (good,),
+        (gone,),
+        (stray, good),
+    ):  # one that answered has strayed: what was asked for is known
         assert HotSwitch(hot.INCUMBENT, answers).left_alone == ()
 
 
@@ -270,13 +325,21 @@ def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
     said: list[str] = []
     with small.production(wait=10) as production:
         context = StepContext(small.directory, {}, said.append, production.clock)
-        judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0)
-        settings = CanarySettings(judge, design=Design.SWITCHBACK, turns=SwitchbackSettings(period=1.0, washout=0.2, seed=2))
+        judge = JudgeSettings(
+            (MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0
+        )
+        settings = CanarySettings(
+            judge, design=Design.SWITCHBACK, turns=SwitchbackSettings(period=1.0, washout=0.2, seed=2)
+        )
         canary = (production.fleet["w1"],)
         verdict = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
-        assert verdict.fault is None and verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds >= 4  # too few samples to tell
+        assert (
+            verdict.fault is None and verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds >= 4
+        )  # too few samples to tell
         canary_requests, control_requests = verdict.requests["canary"], verdict.requests["control"]
-        assert canary_requests > 50 and 0.2 < canary_requests / control_requests < 5  # each turn lasts as long as a busy machine makes it
+        assert (
+            canary_requests > 50 and 0.2 < canary_requests / control_requests < 5
+        )  # each turn lasts as long as a busy machine makes it
         share = canary_requests / (canary_requests + control_requests)
         assert judging.share_row(verdict, Arms(canary, (), production.workers[1:])).estimate == pytest.approx(2 * share)
         switched = [entry["to"] for entry in audit(small, "w1") if entry["event"] == "control"]
@@ -284,7 +347,9 @@ def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
         (small.directory / "w1" / "trip-1").touch()
         eventually(lambda: production.tripped(canary[0]))
         again = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
-    assert again.outcome is Outcome.FAIL and "fell back by itself: shadow: layer 1 differs" in again.reason  # not lost to the next turn
+    assert (
+        again.outcome is Outcome.FAIL and "fell back by itself: shadow: layer 1 differs" in again.reason
+    )  # not lost to the next turn
     assert any("e2e p50" in line for line in said)
 
 
@@ -314,34 +379,65 @@ phases:
 def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(small):
     repo = small.directory / "repo"
     repo.mkdir()
-    hosts = [f"    - {{name: {h.name}, address: local, root: {h.root}, port: {h.port}, python: {sys.executable}, labels: {{tp: '2'}}}}" for h in small.fleet.hosts]
+    hosts = [
+        f"    - {{name: {h.name}, address: local, root: {h.root}, port: {h.port}, python: {sys.executable}, labels: {{tp: '2'}}}}"
+        for h in small.fleet.hosts
+    ]
     for name, text in KERNEL.items():
         (repo / name).write_text(textwrap.dedent(text))
     (repo / "playbook.yaml").write_text(PLAYBOOK.format(hosts="\n".join(hosts)))
-    for argv in (["init", "-q"], ["config", "user.name", "Ada"], ["config", "user.email", "ada@example.org"], ["add", "."], ["commit", "-qm", "small"]):
+    for argv in (
+        ["init", "-q"],
+        ["config", "user.name", "Ada"],
+        ["config", "user.email", "ada@example.org"],
+        ["add", "."],
+        ["commit", "-qm", "small"],
+    ):
         subprocess.run(["git", *argv], cwd=repo, check=True)
 
     def phase(*arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "phases.cli.main", *arguments, "-p", str(repo / "playbook.yaml")]
-        return subprocess.run(argv, cwd=repo, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            argv, cwd=repo, env={**os.environ, "PYTHONPATH": str(TOP)}, capture_output=True, text=True, check=False
+        )
 
     done = phase("rollback", "--hot", "--yes", "--json", "--reason", "p99 doubled")
     told = json.loads(done.stdout)
-    assert done.returncode == 0 and told["rollback"]["state"] == "safe" and told["rollback"]["hot"]["ranks"] == 4, done.stderr
+    assert done.returncode == 0 and told["rollback"]["state"] == "safe" and told["rollback"]["hot"]["ranks"] == 4, (
+        done.stderr
+    )
     assert (small.byte("w1"), small.byte("w3")) == (b"i", b"c") and told["checkpoint"]["verdict"] == "PASS"
     shown = phase("status")
     assert "traffic is safe (hot fallback), NOT restored" in shown.stdout and shown.stdout.count("fell back") == 2
     again = phase("rollback", "--hot", "--yes", "--reason", "in words").stdout
-    assert "Traffic is safe, and nothing was restarted; recorded as 0002-rollback-PASS.\n`phase rollback` restores by restarts, `phase rollback --hot --undo`" in again
+    assert (
+        "Traffic is safe, and nothing was restarted; recorded as 0002-rollback-PASS.\n`phase rollback` restores by restarts, `phase rollback --hot --undo`"
+        in again
+    )
     assert "not restored" not in again
     undone = phase("rollback", "--hot", "--undo", "--yes")
-    assert undone.returncode == 8 and "2 ranks of w1 on the candidate's kernel" in undone.stdout and "w2: locked by" in undone.stdout
-    assert ". Recorded as 0003-rollback-FAIL.\n" in undone.stdout and "taken back on some servers only" in phase("status", "--no-fleet").stdout
-    assert (small.byte("w1"), small.byte("w2")) == (b"c", b"i")  # another run's lease holds w2, and only its run may go forwards there
-    subprocess.run(["git", "symbolic-ref", "HEAD", "refs/heads/checkpoints"], cwd=repo, check=True)  # the ledger refuses a branch checked out
+    assert (
+        undone.returncode == 8
+        and "2 ranks of w1 on the candidate's kernel" in undone.stdout
+        and "w2: locked by" in undone.stdout
+    )
+    assert (
+        ". Recorded as 0003-rollback-FAIL.\n" in undone.stdout
+        and "taken back on some servers only" in phase("status", "--no-fleet").stdout
+    )
+    assert (small.byte("w1"), small.byte("w2")) == (
+        b"c",
+        b"i",
+    )  # another run's lease holds w2, and only its run may go forwards there
+    subprocess.run(
+        ["git", "symbolic-ref", "HEAD", "refs/heads/checkpoints"], cwd=repo, check=True
+    )  # the ledger refuses a branch checked out
     unrecorded = phase("rollback", "--hot", "--yes")
     assert unrecorded.returncode == 1 and "is checked out" in unrecorded.stderr and small.byte("w1") == b"i"
-    order = [unrecorded.stderr.index(said) for said in ("traffic is safe: 4 ranks", "what failed is only to write that down", "ledger:")]
+    order = [
+        unrecorded.stderr.index(said)
+        for said in ("traffic is safe: 4 ranks", "what failed is only to write that down", "ledger:")
+    ]
     assert order == sorted(order), unrecorded.stderr
 
 
@@ -360,20 +456,41 @@ def test_nothing_that_only_the_record_or_a_restart_needs_is_imported_before_the_
 
 @pytest.mark.parametrize("flags", [["--restore"], ["--undo"], ["--hot", "--restore", "--undo"]])
 def test_flags_that_do_not_go_together_are_refused(flags):
-    ended = subprocess.run([sys.executable, "-m", "phases.cli.main", "rollback", "--yes", *flags], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "phases.cli.main", "rollback", "--yes", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 2 and "--hot" in ended.stderr
 
 
 def test_turns_do_not_override_whoever_orders_the_fallback(small):
     with small.production(wait=10) as production:
         canary = (production.fleet["w1"],)
-        assert hot.go_forward(production, canary, turn=True).safe and hot.fall_back(production, hosts=canary, everywhere=True, turn=True).safe
+        assert (
+            hot.go_forward(production, canary, turn=True).safe
+            and hot.fall_back(production, hosts=canary, everywhere=True, turn=True).safe
+        )
         assert hot.go_forward(production, canary, turn=True).safe and production.ordered_back(canary[0]) == ""
-        assert hot.fall_back_by_hand(production).safe  # `phase rollback --hot` from another terminal, which takes no lock
+        assert hot.fall_back_by_hand(
+            production
+        ).safe  # `phase rollback --hot` from another terminal, which takes no lock
         refused = hot.go_forward(production, canary, turn=True)
         assert "somebody ordered the hot fallback" in refused.missing["w1"] and small.byte("w1") == b"i"
-        judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0)
+        judge = JudgeSettings(
+            (MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=4, min_samples=10_000, settle=0
+        )
         settings = CanarySettings(judge, design=Design.SWITCHBACK, turns=SwitchbackSettings(period=1.0, washout=0.2))
-        verdict = judging.judge_turns(None, production, settings, canary, small.new.digest, StepContext(small.directory, {}, lambda line: None, production.clock))
-        assert verdict.fault and verdict.fault.worker == "w1" and "ordered" in verdict.reason and small.byte("w1") == b"i"
+        verdict = judging.judge_turns(
+            None,
+            production,
+            settings,
+            canary,
+            small.new.digest,
+            StepContext(small.directory, {}, lambda line: None, production.clock),
+        )
+        assert (
+            verdict.fault and verdict.fault.worker == "w1" and "ordered" in verdict.reason and small.byte("w1") == b"i"
+        )
         assert hot.go_forward(production, canary).safe and production.ordered_back(canary[0]) == ""  # `--undo`

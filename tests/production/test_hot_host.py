@@ -30,7 +30,9 @@ pytestmark = pytest.mark.fleet
 
 
 def bundle(name: str, **environment: str) -> Bundle:
-    launch = Launch((sys.executable, str(HERE / "hot_ranks.py"), "{port}", "2"), {"PYTHONUNBUFFERED": "1", **environment})
+    launch = Launch(
+        (sys.executable, str(HERE / "hot_ranks.py"), "{port}", "2"), {"PYTHONUNBUFFERED": "1", **environment}
+    )
     return make_bundle({"site/name": name.encode()}, launch, {"kernel": "test"})
 
 
@@ -50,12 +52,23 @@ class Place:
 
     def move(self) -> None:
         """To the newer release, as a kept one would be: no lease."""
-        self.session.do(ReleaseStore(self.session, self.lock).switching(self.new.digest), self.driver.restarting(self.host))
+        self.session.do(
+            ReleaseStore(self.session, self.lock).switching(self.new.digest), self.driver.restarting(self.host)
+        )
         self.ready()
 
     def move_under_lease(self) -> None:
-        self.lease.arm(self.new.digest, self.old.digest, LONG, self.driver.restart_argv(self.host), self.driver.stop_argv(self.host))
-        self.session.do(ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id), self.driver.restarting(self.host))
+        self.lease.arm(
+            self.new.digest,
+            self.old.digest,
+            LONG,
+            self.driver.restart_argv(self.host),
+            self.driver.stop_argv(self.host),
+        )
+        self.session.do(
+            ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id),
+            self.driver.restarting(self.host),
+        )
         self.ready()
 
     def ready(self) -> None:
@@ -157,7 +170,9 @@ def test_the_byte_stays_with_its_release(place):
     (place.root / "control").unlink()  # lost: known to work is what comes back
     restart(place.driver, place.session)
     assert place.byte == b"i"
-    place.session.do(ReleaseStore(place.session, place.lock).switching(place.old.digest), place.driver.restarting(place.host))
+    place.session.do(
+        ReleaseStore(place.session, place.lock).switching(place.old.digest), place.driver.restarting(place.host)
+    )
     assert place.byte == b"c"  # another release
     place.move()
     assert place.byte == b"c"  # switched to anew by the toolkit: judged anew
@@ -185,7 +200,13 @@ def test_the_guard_falls_back_before_it_reverts(place):
 
 
 def test_a_revert_does_not_touch_the_kernel_of_a_release_that_was_never_left(place):
-    place.lease.arm(place.new.digest, place.old.digest, LONG, place.driver.restart_argv(place.host), place.driver.stop_argv(place.host))
+    place.lease.arm(
+        place.new.digest,
+        place.old.digest,
+        LONG,
+        place.driver.restart_argv(place.host),
+        place.driver.stop_argv(place.host),
+    )
     place.lease.cancel("changed our mind before the switch")
     assert place.byte == b"c" and place.running() == place.old.digest
 
@@ -212,6 +233,13 @@ def test_by_hand_on_the_host(place):
     import subprocess
 
     script = next((place.root / "bin").glob("*/control.py"))
-    done = subprocess.run([sys.executable, str(script), "incumbent", str(place.root)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script), "incumbent", str(place.root)], capture_output=True, text=True, check=True
+    )
     assert [r["choice"] for r in json.loads(done.stdout)["ranks"]] == ["incumbent"] * 2
-    assert subprocess.run([sys.executable, str(script), "nonsense", str(place.root)], capture_output=True, check=False).returncode == 2
+    assert (
+        subprocess.run(
+            [sys.executable, str(script), "nonsense", str(place.root)], capture_output=True, check=False
+        ).returncode
+        == 2
+    )

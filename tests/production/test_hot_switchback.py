@@ -11,14 +11,14 @@ import pytest
 from phases.analysis.decision import Outcome
 from phases.base.errors import AnalysisError
 from phases.playbook import loader
-from phases.trial.arms import choose_arms
-from phases.trial.bake import Fault
 from phases.production.hot import Answer, HotSwitch
 from phases.production.settings import Amount
+from phases.serving.load import RequestRecord
 from phases.tp8_canary.settings import CanarySettings
+from phases.trial.arms import choose_arms
+from phases.trial.bake import Fault
 from phases.trial.settings import Design, JudgeSettings, MetricSettings, SwitchbackSettings
 from phases.trial.switchback import Clipped, Switchback
-from phases.serving.load import RequestRecord
 from tests.production.test_arms import fleet
 
 EDGES = [0.05 * 1.1**n for n in range(60)]
@@ -65,7 +65,9 @@ class Servers:
             seconds *= 10
         self.counts[name][sum(edge < seconds for edge in EDGES)] += 1
         self.failed[name] += self.arm == "canary" and self.draw.random() < self.errors
-        self.finished.append(("", RequestRecord("p", self.now() - seconds, self.now() - seconds, None, self.now(), 200, worker=name)))
+        self.finished.append(
+            ("", RequestRecord("p", self.now() - seconds, self.now() - seconds, None, self.now(), 200, worker=name))
+        )
 
     # what the bake is given
 
@@ -83,9 +85,13 @@ class Servers:
             total += count
             label = "+Inf" if edge == float("inf") else repr(edge)
             lines.append(f'sglang:e2e_request_latency_seconds_bucket{{le="{label}"}} {total}')
-        lines += [f"sglang:e2e_request_latency_seconds_count {total}", f"sglang:e2e_request_latency_seconds_sum {total}",
-                  "# TYPE sglang:http_responses counter", f'sglang:http_responses_total{{endpoint="/generate",status_code="200"}} {total - self.failed[url]}',
-                  f'sglang:http_responses_total{{endpoint="/generate",status_code="500"}} {self.failed[url]}']  # fmt: skip
+        lines += [
+            f"sglang:e2e_request_latency_seconds_count {total}",
+            f"sglang:e2e_request_latency_seconds_sum {total}",
+            "# TYPE sglang:http_responses counter",
+            f'sglang:http_responses_total{{endpoint="/generate",status_code="200"}} {total - self.failed[url]}',
+            f'sglang:http_responses_total{{endpoint="/generate",status_code="500"}} {self.failed[url]}',
+        ]
         return "\n".join(lines) + "\n"
 
     def take(self) -> list[tuple[str, RequestRecord]]:
@@ -94,13 +100,38 @@ class Servers:
 
 
 def judge(margin: float = 0.2, deadline: float = 1200.0) -> JudgeSettings:
-    return JudgeSettings((MetricSettings("e2e", 0.5, margin),), alpha=0.05, window=10, bake=60, deadline=deadline, min_samples=50, settle=0, error_tolerance=0.1)
+    return JudgeSettings(
+        (MetricSettings("e2e", 0.5, margin),),
+        alpha=0.05,
+        window=10,
+        bake=60,
+        deadline=deadline,
+        min_samples=50,
+        settle=0,
+        error_tolerance=0.1,
+    )
 
 
-def bake(servers: Servers, *, own: bool = False, check: Callable[[], Fault | None] = lambda: None, settings: JudgeSettings | None = None, washout: float = 4.0,
-         seed: int = 1) -> Switchback:  # fmt: skip
+def bake(
+    servers: Servers,
+    *,
+    own: bool = False,
+    check: Callable[[], Fault | None] = lambda: None,
+    settings: JudgeSettings | None = None,
+    washout: float = 4.0,
+    seed: int = 1,
+) -> Switchback:
     turns = SwitchbackSettings(period=20, washout=washout, seed=seed)
-    return Switchback(settings or judge(), turns, {"w1": "w1", "w2": "w2"}, servers, servers.switch, check, read=servers.read, probes=servers if own else None)
+    return Switchback(
+        settings or judge(),
+        turns,
+        {"w1": "w1", "w2": "w2"},
+        servers,
+        servers.switch,
+        check,
+        read=servers.read,
+        probes=servers if own else None,
+    )
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["histograms", "own requests"])
@@ -115,9 +146,15 @@ def test_an_equal_candidate_passes_and_a_slow_one_fails(own, slow, outcome):
     assert canary > 0 and abs(canary - control) < 0.1 * control
     assert verdict.reference and len(verdict.looks.rows["e2e p50"]) == len(made.order) / 2
     shown = next(row for row in verdict.facts() if row["name"] == "e2e p50")
-    first = next(look[0] for look in shown["looks"] if look[2 if outcome is Outcome.FAIL else 3] is not None and
-                 (look[2] > 1.2 if outcome is Outcome.FAIL else look[3] <= 1.2))  # fmt: skip
-    assert shown["decided_at"] == first > e2e.seconds_to_decide, "the report counts seconds since the bake began, lead-in and both kernels' turns"
+    first = next(
+        look[0]
+        for look in shown["looks"]
+        if look[2 if outcome is Outcome.FAIL else 3] is not None
+        and (look[2] > 1.2 if outcome is Outcome.FAIL else look[3] <= 1.2)
+    )
+    assert shown["decided_at"] == first > e2e.seconds_to_decide, (
+        "the report counts seconds since the bake began, lead-in and both kernels' turns"
+    )
 
 
 def test_blocks_hold_both_kernels_in_an_order_that_the_seed_draws():
@@ -195,7 +232,9 @@ def test_checks_take_no_time_from_a_turn_and_its_end_is_checked():
     made.run()
     begun = [time for time, _ in servers.switches]
     assert [after - before for before, after in zip(begun[1:], begun[2:])] == pytest.approx([20.0] * (len(begun) - 2))
-    assert all(any(0 <= switch - time < 0.1 for time in checked) for switch in begun)  # what a check may find is seen before the next switch
+    assert all(
+        any(0 <= switch - time < 0.1 for time in checked) for switch in begun
+    )  # what a check may find is seen before the next switch
     assert max(after - before for before, after in zip(checked, checked[1:])) < 6.5
 
 
@@ -203,17 +242,35 @@ def test_checks_take_no_time_from_a_turn_and_its_end_is_checked():
 def test_what_a_worker_learns_in_the_lead_in_is_judged_in_neither_kernel(own):
     servers = Servers(1.0, carry=25.0)  # ten times as slow for 25 s, whatever runs
     turns = SwitchbackSettings(period=20, washout=4, lead_in=30)
-    made = Switchback(judge(), turns, {"w1": "w1", "w2": "w2"}, servers, servers.switch, lambda: None, read=servers.read, probes=servers if own else None)
+    made = Switchback(
+        judge(),
+        turns,
+        {"w1": "w1", "w2": "w2"},
+        servers,
+        servers.switch,
+        lambda: None,
+        read=servers.read,
+        probes=servers if own else None,
+    )
     servers.switch_resets = False
     verdict = made.run()
     assert servers.switches[0][0] == pytest.approx(30) and verdict.outcome is Outcome.PASS, verdict.reason
-    assert verdict.reference[0].high < 0.5 and verdict.seconds < servers.time - 29  # the bake's time is counted from its first turn
+    assert (
+        verdict.reference[0].high < 0.5 and verdict.seconds < servers.time - 29
+    )  # the bake's time is counted from its first turn
 
 
 def test_a_fault_in_the_lead_in_ends_it_before_any_turn():
     servers = Servers()
-    made = Switchback(judge(), SwitchbackSettings(period=20, washout=4, lead_in=30), {"w1": "w1"}, servers, servers.switch,
-                      lambda: Fault("w1", "it does not answer /health", incumbent=False) if servers.time > 8 else None, read=servers.read)  # fmt: skip
+    made = Switchback(
+        judge(),
+        SwitchbackSettings(period=20, washout=4, lead_in=30),
+        {"w1": "w1"},
+        servers,
+        servers.switch,
+        lambda: Fault("w1", "it does not answer /health", incumbent=False) if servers.time > 8 else None,
+        read=servers.read,
+    )
     verdict = made.run()
     assert verdict.outcome is Outcome.FAIL and verdict.fault and not servers.switches and servers.time < 12
 
@@ -234,7 +291,9 @@ def test_only_what_happens_in_stretches_is_counted():
     from phases.analysis.scrape import Scrape
 
     def scrape(value: float) -> Scrape:
-        return Scrape.parse(f'# TYPE http_responses counter\nhttp_responses_total{{status_code="200"}} {value}\n', t=0.0, source="w1")
+        return Scrape.parse(
+            f'# TYPE http_responses counter\nhttp_responses_total{{status_code="200"}} {value}\n', t=0.0, source="w1"
+        )
 
     clipped = Clipped("w1 canary")
     name = "http_responses_total"
@@ -249,7 +308,9 @@ def test_only_what_happens_in_stretches_is_counted():
 
 def test_canary_workers_are_their_own_control():
     workers = fleet(4)
-    arms = choose_arms(workers, CanarySettings(judge(), canary=Amount(count=2), control=Amount(count=1), design=Design.SWITCHBACK))
+    arms = choose_arms(
+        workers, CanarySettings(judge(), canary=Amount(count=2), control=Amount(count=1), design=Design.SWITCHBACK)
+    )
     assert arms.canary == tuple(workers[:2]) and not arms.control and arms.rest == tuple(workers[2:])
 
 
@@ -257,7 +318,9 @@ def test_the_playbook_says_so_and_the_plan_restarts_no_control(tmp_path: Path):
     text = (Path(__file__).parents[2] / "playbooks" / "local.yaml").read_text()
     kernel = Path(__file__).parents[2] / "kernels" / "verify_attn" / "kernel.yaml"
     path = tmp_path / "playbook.yaml"
-    changed = text.replace("../kernels/verify_attn/kernel.yaml", str(kernel)).replace("    control: {count: 1}\n", "    design: switchback\n    turns: {period: 20, washout: 4}\n")
+    changed = text.replace("../kernels/verify_attn/kernel.yaml", str(kernel)).replace(
+        "    control: {count: 1}\n", "    design: switchback\n    turns: {period: 20, washout: 4}\n"
+    )
     assert changed.count("switchback") == 1
     path.write_text(changed)
     section = next(section for section in loader.load(path).phases if section.name == "tp8-canary")
@@ -265,7 +328,10 @@ def test_the_playbook_says_so_and_the_plan_restarts_no_control(tmp_path: Path):
     path.write_text(changed.replace("washout: 4", "washout: 15"))
     with pytest.raises(Exception, match="leaves less than half of a period"):
         loader.load(path)
-    for turns, said in (("period: 1e6", "two turns take 2e\\+06 s, longer than the judge's deadline"), ("lead_in: 30d", "a lead_in takes 2.592e\\+06 s, longer")):
+    for turns, said in (
+        ("period: 1e6", "two turns take 2e\\+06 s, longer than the judge's deadline"),
+        ("lead_in: 30d", "a lead_in takes 2.592e\\+06 s, longer"),
+    ):
         path.write_text(changed.replace("period: 20", turns))
         with pytest.raises(Exception, match=said):
             loader.load(path)

@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 
-from phases.run.closing import ledger_of
-from phases.ledger.verify import verify_ledger
-from phases.tp8_canary import steps as canary
 from phases.full_rollout import steps as waves
+from phases.ledger.verify import verify_ledger
+from phases.run.closing import ledger_of
+from phases.tp8_canary import steps as canary
 from tests.engines.ssh.sshfleet import SSHD
 from tests.production.kill_sweep import Boundary, boundaries, chain
 from tests.production.light_fleet import LightFleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.fleet, pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.fleet,
+    pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,9 @@ def test_killed_at_the_boundaries_and_resumed_it_ends_on_one_release(fleet: Ligh
         _canary_passed(fleet)
     before = len(ledger_of(fleet.playbook).checkpoints())
     done = chain(fleet, phase, boundaries(phase, every=False), lambda boundary: _nothing_mixed(fleet, boundary))
-    went_back = done.returncode == 7  # on a machine so busy that a lease runs out or a soak gets no traffic: then it must say so, and be back
+    went_back = (
+        done.returncode == 7
+    )  # on a machine so busy that a lease runs out or a soak gets no traffic: then it must say so, and be back
     assert done.returncode in (0, 7), done.stdout
     assert not fleet.not_converged(fleet.digests["incumbent" if went_back else end]), done.stdout
     ledger = ledger_of(fleet.playbook)
@@ -50,7 +56,9 @@ def test_killed_at_the_boundaries_and_resumed_it_ends_on_one_release(fleet: Ligh
 def test_the_plan_knows_what_those_runs_took_and_saw(fleet: LightFleet) -> None:
     _canary_passed(fleet)
     planned = json.loads(fleet.phase("plan", "tp8-canary", "--json").stdout)["phases"][0]["forecast"]
-    assert planned["expected"] > planned["shortest"] and planned["expected_from"].startswith("the steps of light-tp8-canary-000")
+    assert planned["expected"] > planned["shortest"] and planned["expected_from"].startswith(
+        "the steps of light-tp8-canary-000"
+    )
     (sight,) = planned["sights"]
     if sight["slowdown"] is None:  # on a machine so busy that the interval never came off zero: then it must say that
         assert "-tp8-canary-PASS recorded no interval of e2e p50" in sight["source"]
@@ -67,12 +75,16 @@ ROLLED_BACK_AT = [
 
 
 @pytest.mark.parametrize(("phase", "boundary"), ROLLED_BACK_AT)
-def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFleet, phase: str, boundary: Boundary) -> None:
+def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(
+    fleet: LightFleet, phase: str, boundary: Boundary
+) -> None:
     _on_the_incumbent(fleet)
     _canary_passed(fleet)
     done = fleet.phase("run", phase, "--yes", kill=boundary)
     assert done.returncode == -9, done.stdout
-    if boundary == ROLLED_BACK_AT[-1][1]:  # all four have moved: left alone, two would restart first and two when those are up
+    if (
+        boundary == ROLLED_BACK_AT[-1][1]
+    ):  # all four have moved: left alone, two would restart first and two when those are up
         assert sorted(_lease(fleet, number)["turn"] for number in range(1, fleet.count + 1)) == [0.0, 0.0, 75.0, 75.0]
     back = fleet.phase("rollback", "--yes", "--json")
     told = json.loads(back.stdout[back.stdout.index("{") :])
@@ -81,11 +93,16 @@ def test_killed_and_rolled_back_by_hand_it_ends_on_the_incumbent(fleet: LightFle
 
 
 @pytest.mark.parametrize(("phase", "verdict"), [("full-rollout", "going-back"), ("tp8-canary", "judged")])
-def test_killed_while_it_goes_back_it_finishes_that_and_moves_nothing_forward_again(fleet: LightFleet, phase: str, verdict: str) -> None:
+def test_killed_while_it_goes_back_it_finishes_that_and_moves_nothing_forward_again(
+    fleet: LightFleet, phase: str, verdict: str
+) -> None:
     """A verdict that is out is acted on, not asked for again: the bad candidate does not get a second go at the users."""
     _on_the_incumbent(fleet)
     _canary_passed(fleet)
-    for number in (1, 2):  # the first wave, and the first of them the canary; the gate of Phase 3 is passed by the same candidate
+    for number in (
+        1,
+        2,
+    ):  # the first wave, and the first of them the canary; the gate of Phase 3 is passed by the same candidate
         fleet.fault(number, SLOW=40, only="light_candidate")
     try:
         armed = _armed(fleet)
@@ -117,7 +134,9 @@ def test_with_the_toolkit_dead_for_good_the_lease_brings_the_canary_back(fleet: 
         fleet.lease = usual
         fleet.configure()
     events = [json.loads(line)["event"] for line in (fleet.root(1) / "audit.log").read_text().splitlines()]
-    assert "lease_reverted" in events and events.index("lease_confirmed") < len(events) - 1 - events[::-1].index("lease_reverted")
+    assert "lease_reverted" in events and events.index("lease_confirmed") < len(events) - 1 - events[::-1].index(
+        "lease_reverted"
+    )
 
 
 def _nothing_mixed(fleet: LightFleet, boundary: Boundary) -> None:
@@ -128,7 +147,9 @@ def _nothing_mixed(fleet: LightFleet, boundary: Boundary) -> None:
 
 def _canary_passed(fleet: LightFleet) -> None:
     """Phase 4 starts after a passed Phase 3 only; the newest checkpoint counts."""
-    canaries = [checkpoint for checkpoint in ledger_of(fleet.playbook).checkpoints() if checkpoint.phase == "tp8-canary"]
+    canaries = [
+        checkpoint for checkpoint in ledger_of(fleet.playbook).checkpoints() if checkpoint.phase == "tp8-canary"
+    ]
     if not canaries or not canaries[-1].verdict.advances:
         done = fleet.phase("run", "tp8-canary", "--yes")
         assert done.returncode == 0, done.stdout

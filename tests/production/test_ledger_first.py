@@ -10,7 +10,9 @@ import pytest
 from tests.production.light_fleet import LightFleet
 
 
-def test_a_ledger_that_has_grown_apart_from_its_remote_stops_a_phase_before_it_looks_at_the_fleet(tmp_path: Path) -> None:
+def test_a_ledger_that_has_grown_apart_from_its_remote_stops_a_phase_before_it_looks_at_the_fleet(
+    tmp_path: Path,
+) -> None:
     fleet = LightFleet(tmp_path / "light", ssh=0, count=3).prepare()  # nothing of it is started
     text = (fleet.repo / "playbook.yaml").read_text()
     fleet.configure(text=text.replace("kernel: kernel.yaml", "kernel: kernel.yaml\nledger: {remote: origin}"))
@@ -34,11 +36,16 @@ def test_a_ledger_that_refuses_only_at_the_end_leaves_a_run_rolled_back_and_resu
         with fleet.start("run", "tp8-canary", "--yes") as run:
             assert run.stdout
             said = [next(line for line in run.stdout if "switch the canary" in line)]
-            _git(fleet.repo, "symbolic-ref", "HEAD", "refs/heads/checkpoints")  # long after the ledger was looked at, long before it is written to
+            _git(
+                fleet.repo, "symbolic-ref", "HEAD", "refs/heads/checkpoints"
+            )  # long after the ledger was looked at, long before it is written to
             said += run.stdout
         out = "".join(said)
         assert run.returncode == 7 and "is checked out" in out, out
-        assert "Production was rolled back, as observed; the record of it is still to be written, which --resume does." in " ".join(out.split()), out
+        assert (
+            "Production was rolled back, as observed; the record of it is still to be written, which --resume does."
+            in " ".join(out.split())
+        ), out
         assert not fleet.not_converged(fleet.digests["incumbent"])
         _git(fleet.repo, "symbolic-ref", "HEAD", "refs/heads/main")
         done = fleet.phase("run", "tp8-canary", "--yes", "--resume")
@@ -53,4 +60,6 @@ def _commit(repo: Path, message: str) -> str:
 
 
 def _git(repo: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(repo), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(repo), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    ).stdout.strip()

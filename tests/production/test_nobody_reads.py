@@ -11,10 +11,10 @@ import click
 import pytest
 from rich.console import Console
 
+from phases.base.errors import Exit
 from phases.cli import failures
 from phases.cli.watchers import Live
 from phases.run.steps import Step
-from phases.base.errors import Exit
 from phases.tp8_canary import steps as canary
 from tests.production.light_fleet import LightFleet
 

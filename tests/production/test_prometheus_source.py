@@ -22,10 +22,10 @@ from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Scrape
 from phases.base.clock import SystemClock
 from phases.engines.ssh.host import Host
+from phases.serving.load import HttpSender, OpenLoopLoad, Prompt
 from phases.trial.bake import Bake
 from phases.trial.prometheus_source import PrometheusSource, SourceError
 from phases.trial.settings import JudgeSettings, MetricSettings
-from phases.serving.load import HttpSender, OpenLoopLoad, Prompt
 from tests.engines.ssh.sshfleet import PYTHON, free_port
 
 PROMETHEUS = shutil.which("prometheus")
@@ -42,33 +42,74 @@ class Scraped:
         for port in self.ports:
             self.start([PYTHON, str(HERE / "standin_worker.py"), "--port", str(port), "--attention-backend", "none"])
         self.down, self.slow = free_port(), free_port()
-        self.start([PYTHON, str(HERE / "standin_worker.py"), "--port", str(self.slow), "--attention-backend", "none"], STANDIN_SLOW="20")
+        self.start(
+            [PYTHON, str(HERE / "standin_worker.py"), "--port", str(self.slow), "--attention-backend", "none"],
+            STANDIN_SLOW="20",
+        )
         self.url = f"http://127.0.0.1:{(listen := free_port())}"
         targets = [f"127.0.0.1:{self.ports[0]}", f"127.0.0.1:{self.down}", f"127.0.0.1:{self.slow}"]
-        jobs = [{"job_name": "sglang", "static_configs": [{"targets": targets}]},
-                {"job_name": "renamed", "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "node-2"}}],
-                 "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "sglang:(.*)", "target_label": "__name__", "replacement": "sglang_$1"}]},
-                {"job_name": "again", "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "twice"}}]},
-                {"job_name": "and again", "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "twice"}}]},
-                {"job_name": "bare", "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "bare"}}],
-                 "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "sglang:.*", "action": "drop"}]}]  # fmt: skip
-        (directory / "prometheus.yml").write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs}))
+        jobs = [
+            {"job_name": "sglang", "static_configs": [{"targets": targets}]},
+            {
+                "job_name": "renamed",
+                "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "node-2"}}],
+                "metric_relabel_configs": [
+                    {
+                        "source_labels": ["__name__"],
+                        "regex": "sglang:(.*)",
+                        "target_label": "__name__",
+                        "replacement": "sglang_$1",
+                    }
+                ],
+            },
+            {
+                "job_name": "again",
+                "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "twice"}}],
+            },
+            {
+                "job_name": "and again",
+                "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "twice"}}],
+            },
+            {
+                "job_name": "bare",
+                "static_configs": [{"targets": [f"127.0.0.1:{self.ports[1]}"], "labels": {"instance": "bare"}}],
+                "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "sglang:.*", "action": "drop"}],
+            },
+        ]
+        (directory / "prometheus.yml").write_text(
+            json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs})
+        )
         assert PROMETHEUS
-        self.prometheus = self.start([PROMETHEUS, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'data'}",
-                                      f"--web.listen-address=127.0.0.1:{listen}", "--log.level=error"])  # fmt: skip
+        self.prometheus = self.start(
+            [
+                PROMETHEUS,
+                f"--config.file={directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{listen}",
+                "--log.level=error",
+            ]
+        )
 
     def start(self, argv: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        self.processes.append(subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment}))
+        self.processes.append(
+            subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
+        )
         return self.processes[-1]
 
     def source(self, **changes: float) -> PrometheusSource:
-        hosts = [Host("w1", "local", "/srv/w1", url=f"http://127.0.0.1:{self.ports[0]}"),
-                 Host("w2", "local", "/srv/w2", url=f"http://127.0.0.1:{self.ports[1]}", labels={"instance": "node-2"})]  # fmt: skip
+        hosts = [
+            Host("w1", "local", "/srv/w1", url=f"http://127.0.0.1:{self.ports[0]}"),
+            Host("w2", "local", "/srv/w2", url=f"http://127.0.0.1:{self.ports[1]}", labels={"instance": "node-2"}),
+        ]
         return PrometheusSource(self.url, hosts, **changes)  # type: ignore[arg-type]
 
     def generate(self, worker: int, count: int) -> None:
         for _ in range(count):
-            requests.post(f"http://127.0.0.1:{self.ports[worker]}/generate", json={"sampling_params": {"max_new_tokens": 4}}, timeout=60).raise_for_status()
+            requests.post(
+                f"http://127.0.0.1:{self.ports[worker]}/generate",
+                json={"sampling_params": {"max_new_tokens": 4}},
+                timeout=60,
+            ).raise_for_status()
 
     def close(self) -> None:
         for process in self.processes:
@@ -130,7 +171,10 @@ def test_the_same_counts_as_from_the_worker_itself(scraped: Scraped, worker: int
         own = Scrape.parse(requests.get(f"{url}/metrics", timeout=60).text, t=time.time(), source="own")
         seen = scraped.source()(url)
         names = "http_responses_total", "e2e_request_latency_seconds_bucket", "e2e_request_latency_seconds_count"
-        assert abs(seen.t - time.time()) < 60 and sum(own.samples["sglang:e2e_request_latency_seconds_count"].values()) >= 7
+        assert (
+            abs(seen.t - time.time()) < 60
+            and sum(own.samples["sglang:e2e_request_latency_seconds_count"].values()) >= 7
+        )
         return all(seen.samples.get(prefix + name) == own.samples[f"sglang:{name}"] for name in names)
 
     _until(the_same)
@@ -153,16 +197,21 @@ def test_increases_between_scrapes_are_what_was_served(scraped: Scraped) -> None
     _until(all_of_them)
 
 
-@pytest.mark.parametrize(("instance", "said"), [
-    ("127.0.0.1:1", "no target with instance='127.0.0.1:1'.*It knows .*give the worker a label"),
-    ("twice", "scrapes twice in 2 jobs"),
-    ("bare", "no metrics of SGLang for bare"),
-    ("DOWN", "cannot scrape"),
-    ('"} or vector(1) #', "no target with instance="),  # not PromQL of somebody's making
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("instance", "said"),
+    [
+        ("127.0.0.1:1", "no target with instance='127.0.0.1:1'.*It knows .*give the worker a label"),
+        ("twice", "scrapes twice in 2 jobs"),
+        ("bare", "no metrics of SGLang for bare"),
+        ("DOWN", "cannot scrape"),
+        ('"} or vector(1) #', "no target with instance="),  # not PromQL of somebody's making
+    ],
+)
 def test_what_prometheus_lacks_is_named(scraped: Scraped, instance: str, said: str) -> None:
     instance = instance.replace("DOWN", f"127.0.0.1:{scraped.down}")
-    source = PrometheusSource(scraped.url, [Host("w", "local", "/srv/w", url="http://w", labels={"instance": instance})])
+    source = PrometheusSource(
+        scraped.url, [Host("w", "local", "/srv/w", url="http://w", labels={"instance": instance})]
+    )
     _until_said(source, said)
 
 
@@ -180,13 +229,16 @@ def test_a_server_that_stops_answering_is_said(scraped: Scraped, monkeypatch: py
         os.killpg(scraped.prometheus.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize(("status", "body", "said"), [
-    (200, b"<html>", "answers 200 and no vector"),
-    (200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "no vector"),
-    (400, b'{"status": "error", "errorType": "bad_data", "error": "parse error"}', "refuses .*parse error"),
-    (401, b"", r"refuses us \(401\)"),
-    (503, b"", "answers 503"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>", "answers 200 and no vector"),
+        (200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "no vector"),
+        (400, b'{"status": "error", "errorType": "bad_data", "error": "parse error"}', "refuses .*parse error"),
+        (401, b"", r"refuses us \(401\)"),
+        (503, b"", "answers 503"),
+    ],
+)
 def test_answers_of_something_else(status: int, body: bytes, said: str) -> None:
     """A tiny HTTP server in the place of Prometheus, since a real one gives none of these answers on demand."""
 
@@ -215,11 +267,16 @@ def test_a_slow_canary_fails_by_what_prometheus_says(scraped: Scraped) -> None:
     urls = {"control": f"http://127.0.0.1:{scraped.ports[0]}", "canary": f"http://127.0.0.1:{port}"}
     metric = MetricSettings("e2e", 0.5, 0.25)
     judge = JudgeSettings((metric,), alpha=0.05, window=2.0, bake=4.0, deadline=200.0, min_samples=20, settle=0.0)
-    loads = [OpenLoopLoad(HttpSender(url, timeout=60.0), [Prompt("p", "x", 8)], 20.0, max_in_flight=8, seed=n) for n, url in enumerate(urls.values())]
+    loads = [
+        OpenLoopLoad(HttpSender(url, timeout=60.0), [Prompt("p", "x", 8)], 20.0, max_in_flight=8, seed=n)
+        for n, url in enumerate(urls.values())
+    ]
     source = scraped.source()
     with loads[0], loads[1]:
         _until(lambda: all(source(url).resolve(["http_responses_total"]) for url in urls.values()))
-        verdict = Bake(judge, {"slow": urls["canary"]}, {"w1": urls["control"]}, SystemClock(), lambda: None, read=source).run()
+        verdict = Bake(
+            judge, {"slow": urls["canary"]}, {"w1": urls["control"]}, SystemClock(), lambda: None, read=source
+        ).run()
     assert verdict.outcome is Outcome.FAIL and "e2e" in verdict.reason, verdict
     assert verdict.requests["canary"] > 20 and verdict.reference[0].metric == "e2e"
 

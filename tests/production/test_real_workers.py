@@ -87,7 +87,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
     path = tmp_path_factory.mktemp("pair")
     (path / "playbook.yaml").write_text(PLAYBOOK)
     (path / ".gitignore").write_text(".phase/\n")
-    for argv in (["init", "-q"], ["config", "user.name", "Test"], ["config", "user.email", "test@example.org"], ["add", "-A"], ["commit", "-qm", "playbook"]):
+    for argv in (
+        ["init", "-q"],
+        ["config", "user.name", "Test"],
+        ["config", "user.email", "test@example.org"],
+        ["add", "-A"],
+        ["commit", "-qm", "playbook"],
+    ):
         subprocess.run(["git", "-C", str(path), *argv], check=True)
     found = Repository(path)
     try:
@@ -96,13 +102,18 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
         found.phase("fleet", "down", "--purge")
 
 
-def test_a_rollout_ends_on_the_candidate_and_a_rollback_on_the_release_before_without_a_failed_request(repository: Repository) -> None:
+def test_a_rollout_ends_on_the_candidate_and_a_rollback_on_the_release_before_without_a_failed_request(
+    repository: Repository,
+) -> None:
     run = repository.json("run", "full-rollout", "--yes")["runs"][0]
     results = json.loads(repository.file("1", "results.json"))
     measured = {row["metric"]: row for row in results["measurements"]}
     digests = {state["current"] for state in repository.workers()}
     assert run["verdict"] == "PASS" and digests == {results["facts"]["end"]["last_good"]}
-    assert all(state["last_good"] == state["current"] and state["serving"] and state["in_service"] and not state["lease"] for state in repository.workers())
+    assert all(
+        state["last_good"] == state["current"] and state["serving"] and state["in_service"] and not state["lease"]
+        for state in repository.workers()
+    )
     assert measured["failed_requests"]["estimate"] == 0 and measured["failed_requests"]["n"] > 50
     assert {share["during"] for share in results["facts"]["load"]} == {"wave 1", "wave 2", "soak"}
 
@@ -113,7 +124,10 @@ def test_a_rollout_ends_on_the_candidate_and_a_rollback_on_the_release_before_wi
     (before,) = {state["current"] for state in repository.workers()}
     assert before == results["facts"]["end"]["previous"] and before not in digests
     events = {event["event"]: event["at"] for event in rolled["rollback"]["timeline"]}
-    assert rolled["rollback"]["verified"] and events["detected"] <= events["traffic safe"] <= events["restored"] <= events["verified"]
+    assert (
+        rolled["rollback"]["verified"]
+        and events["detected"] <= events["traffic safe"] <= events["restored"] <= events["verified"]
+    )
     assert "verified" in repository.file(rolled["checkpoint"]["name"], "rollback.txt")
 
     again = repository.json("rollback", "--yes", "--reason", "twice does not bring the candidate back")

@@ -12,7 +12,12 @@ from tests.engines.ssh.sshfleet import PYTHON, free_port
 def test_one_missed_renewal_is_no_loss_but_what_the_host_says_is(tmp_path: Path) -> None:
     hosts = [
         Host("here", "local", str(tmp_path / "here"), python=PYTHON),  # answers, and has no such lease
-        Host("gone", "127.0.0.1", str(tmp_path / "gone"), ssh=SshOptions(port=free_port(), agent=False, config_file=Path("/dev/null"))),  # nobody listens there
+        Host(
+            "gone",
+            "127.0.0.1",
+            str(tmp_path / "gone"),
+            ssh=SshOptions(port=free_port(), agent=False, config_file=Path("/dev/null")),
+        ),  # nobody listens there
     ]
     renewer = Renewer(hosts, window=3600.0, turns=Turns(1, 60.0))
     try:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phases.tp8_canary import steps as canary
 from phases.fleet.inherited_leases import adopt_leases
+from phases.tp8_canary import steps as canary
 from tests.production.light_fleet import LightFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]

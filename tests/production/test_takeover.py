@@ -26,7 +26,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
 
 
 def test_a_rollback_from_another_terminal_ends_a_bake_and_no_request_fails(fleet: LightFleet) -> None:
-    fleet.configure(floor=1, probes=0.05, rate=20.0, deadline=600.0)  # so few own requests that the bake would go on for minutes
+    fleet.configure(
+        floor=1, probes=0.05, rate=20.0, deadline=600.0
+    )  # so few own requests that the bake would go on for minutes
     with fleet.start("run", "tp8-canary", "--yes") as run:
         _await_bake(fleet)
         back = fleet.phase("rollback", "--yes", "--reason", "asked for from another terminal", "--json")
@@ -45,7 +47,12 @@ def _await_bake(fleet: LightFleet) -> None:
     until = time.monotonic() + 300
     while time.monotonic() < until:
         state = next(state for state in fleet.states() if state.host.name == "w1")
-        if state.current == fleet.digests["candidate"] and state.lease and state.lease.state == "confirmed" and state.in_service:
+        if (
+            state.current == fleet.digests["candidate"]
+            and state.lease
+            and state.lease.state == "confirmed"
+            and state.in_service
+        ):
             return
         time.sleep(0.3)
     raise AssertionError("no canary was put into service")

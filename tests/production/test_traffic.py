@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from phases.fleet.report import table
-from phases.production.settings import LoadSettings
-from phases.fleet.traffic import Traffic, kept, measured
 from phases.base.results import Results
+from phases.fleet.report import table
+from phases.fleet.traffic import Traffic, kept, measured
+from phases.production.settings import LoadSettings
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
@@ -23,7 +23,10 @@ class Answering(http.server.BaseHTTPRequestHandler):
     refuses, retries = False, 0
 
     def do_GET(self) -> None:
-        self._answer(200, f"# TYPE smg_worker_retries_total counter\nsmg_worker_retries_total{{route=\"/generate\"}} {type(self).retries}\n".encode())
+        self._answer(
+            200,
+            f'# TYPE smg_worker_retries_total counter\nsmg_worker_retries_total{{route="/generate"}} {type(self).retries}\n'.encode(),
+        )
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -53,9 +56,16 @@ def router() -> Iterator[tuple[str, type[Answering]]]:
 
 
 def production(url: str, *, metrics: str, rate: float = 200.0, said: list[str] | None = None) -> Any:
-    settings = SimpleNamespace(load=LoadSettings(rate=rate, url=url, tokens=4), server=SimpleNamespace(request_timeout=60.0))
+    settings = SimpleNamespace(
+        load=LoadSettings(rate=rate, url=url, tokens=4), server=SimpleNamespace(request_timeout=60.0)
+    )
     progress = (said if said is not None else []).append
-    return SimpleNamespace(settings=settings, router=None, fleet_settings=SimpleNamespace(router=SimpleNamespace(metrics=metrics)), progress=progress)
+    return SimpleNamespace(
+        settings=settings,
+        router=None,
+        fleet_settings=SimpleNamespace(router=SimpleNamespace(metrics=metrics)),
+        progress=progress,
+    )
 
 
 def _enough(traffic: Traffic, more: int = 20) -> None:
@@ -80,19 +90,27 @@ def test_failures_and_repeats_are_counted_in_the_step_in_which_they_happen(route
     assert shares[1]["failed"] >= 10 and shares[1]["retried"] == 3
     assert shares[1]["failures"][0]["status"] == 503 and "no worker is left" in shares[1]["failures"][0]["error"]
     failed, repeated = measured(shares)
-    assert failed.estimate == shares[1]["failed"] and failed.n == shares[0]["sent"] + shares[1]["sent"] and repeated.estimate == 3
+    assert (
+        failed.estimate == shares[1]["failed"]
+        and failed.n == shares[0]["sent"] + shares[1]["sent"]
+        and repeated.estimate == 3
+    )
     shown = table(Results("tp8-canary", "k", facts={"load": shares}))
     assert "restart the control" in shown and "no worker is left" in shown
 
 
-def test_a_router_without_metrics_leaves_the_repeats_unknown_and_no_rate_means_no_load(router: tuple[str, type[Answering]]) -> None:
+def test_a_router_without_metrics_leaves_the_repeats_unknown_and_no_rate_means_no_load(
+    router: tuple[str, type[Answering]],
+) -> None:
     url, _ = router
     said: list[str] = []
     traffic = Traffic(None, production(url, metrics="http://127.0.0.1:9", said=said))  # type: ignore[arg-type]
     with traffic.during("bake") as shares:
         _enough(traffic)
     traffic.stop()
-    assert said == ["what the router repeats is not counted: http://127.0.0.1:9/metrics cannot be read: ConnectionError."]
+    assert said == [
+        "what the router repeats is not counted: http://127.0.0.1:9/metrics cannot be read: ConnectionError."
+    ]
     assert shares[0].retried is None and [row.metric for row in measured(kept(shares))] == ["failed_requests"]
     idle = Traffic(None, production(url, metrics=url, rate=0.0))  # type: ignore[arg-type]
     with idle.during("bake") as nothing:

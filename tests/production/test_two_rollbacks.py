@@ -13,11 +13,11 @@ import pytest
 from phases.base.clock import SystemClock
 from phases.engines.ssh.errors import ServiceError
 from phases.engines.ssh.host import Host
-from phases.rollback.phase import RollbackInterrupted, roll_back_now
-from phases.tp8_canary import steps as canary
-from phases.rollback import steps as rollback
 from phases.production.production import ROLLBACK, Production
+from phases.rollback import steps as rollback
+from phases.rollback.phase import RollbackInterrupted, roll_back_now
 from phases.rollback.steps import roll_back
+from phases.tp8_canary import steps as canary
 from tests.production.light_fleet import LightFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -29,7 +29,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightFleet]:
         yield made.up()
 
 
-def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet: LightFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(
+    fleet: LightFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_back, tried = Production.go_back, []
 
     def at_the_second_try(production: Production, host: Host, target: str = "") -> str:
@@ -49,7 +51,9 @@ def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet:
         assert second.stdout
         said = iter(second.stdout.readline, "")
         assert any("waiting for the rollback that is at work already" in line for line in said)
-        assert [state.host.name for state in fleet.states() if state.current == fleet.digests["candidate"]] == ["w1"]  # it has touched nothing
+        assert [state.host.name for state in fleet.states() if state.current == fleet.digests["candidate"]] == [
+            "w1"
+        ]  # it has touched nothing
         back = roll_back(first, "a colleague's", detected=first.clock.now(), by_hand=True)
     assert back.verified and tried == ["w1", "w1"]
     out, _ = second.communicate(timeout=300)
@@ -57,7 +61,9 @@ def test_a_second_rollback_waits_for_the_first_and_then_has_nothing_to_do(fleet:
     assert not fleet.not_converged(fleet.digests["incumbent"])
 
 
-def test_a_rollback_cut_short_without_a_router_kept_the_floor_and_goes_on_to_where_it_was_going(fleet: LightFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_cut_short_without_a_router_kept_the_floor_and_goes_on_to_where_it_was_going(
+    fleet: LightFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for phase in ("tp8-canary", "full-rollout"):
         done = fleet.phase("run", phase, "--yes")
         assert done.returncode == 0, done.stdout

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from phases.analysis.decision import Outcome
 from phases.engines.ssh.errors import RouterError
 from phases.engines.ssh.host import Host
-from phases.trial.bake import Fault
 from phases.production.production import WorkerState
+from phases.trial.bake import Fault
 from phases.watch.phase import _look, _standing
 
 HOST = Host("w1", "10.0.0.1", "/srv/w1")

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable", "chromium-browser")
-_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--disable-extensions",
-          "--disable-background-networking", "--remote-debugging-pipe", "--force-color-profile=srgb")  # fmt: skip
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--remote-debugging-pipe",
+    "--force-color-profile=srgb",
+)
 
 
 def find() -> str | None:
@@ -43,7 +53,14 @@ class Browser:
                 os.dup2(fd, target, inheritable=True)
 
         argv = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self.process = subprocess.Popen(argv, preexec_fn=arrange, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            argv,
+            preexec_fn=arrange,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self._numbers, self._buffer, self.events = itertools.count(1), b"", []
@@ -69,8 +86,14 @@ class Browser:
     def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "") -> None:
         """Load a local file in a window of this size and colour scheme."""
         self.events.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            media=media,
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._read())
@@ -83,7 +106,11 @@ class Browser:
 
     def requests(self) -> list[str]:
         """What the page asked for, besides itself."""
-        asked = [event["params"]["request"]["url"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        asked = [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
+        ]
         return asked[1:]
 
     def complaints(self) -> list[str]:
@@ -92,13 +119,24 @@ class Browser:
 
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text="\r" if key == "Enter" else "")
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                text="\r" if key == "Enter" else "",
+            )
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))
 
     def pdf(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.69)["data"]))
+        path.write_bytes(
+            base64.b64decode(
+                self.call("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.69)["data"]
+            )
+        )
 
     def close(self) -> None:
         self._session = ""

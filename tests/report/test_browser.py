@@ -6,15 +6,18 @@ import dataclasses
 
 import pytest
 
-from phases.gate.outcome import GateOutcome, RuleOutcome
-from phases.report.page import render
-from phases.report.anchors import Anchor
 from phases.base.verdict import Verdict
+from phases.gate.outcome import GateOutcome, RuleOutcome
+from phases.report.anchors import Anchor
+from phases.report.page import render
 from tests.report.browser import Browser, find
 from tests.report.test_page import view
 
 PROGRAM = find()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"),
+]
 
 LONG = "a-very-long-name-without-any-place-to-break-it-" * 6
 
@@ -65,9 +68,14 @@ def pages(tmp_path_factory):
     made = {
         "whole": dataclasses.replace(whole, anchors=(Anchor(case, "other", 2e-3, True),), anchors_about="elsewhere"),
         "long": view(text=LONG),
-        "bare": dataclasses.replace(whole, gate=GateOutcome("build-parity", (RuleOutcome("parity", Verdict.ERROR, "nothing was measured"),)), tables={}, change=None,
-                                    results=dataclasses.replace(whole.results, benchmark=(), facts={})),
-    }  # fmt: skip
+        "bare": dataclasses.replace(
+            whole,
+            gate=GateOutcome("build-parity", (RuleOutcome("parity", Verdict.ERROR, "nothing was measured"),)),
+            tables={},
+            change=None,
+            results=dataclasses.replace(whole.results, benchmark=(), facts={}),
+        ),
+    }
     for name, one in made.items():
         (folder / f"{name}.html").write_text(render(one), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in made}
@@ -154,5 +162,7 @@ def test_paper_gets_what_is_folded_away(browser, pages, tmp_path):
     assert browser.run("getComputedStyle(document.querySelector('nav')).display") == "none"
     browser.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF-") and (tmp_path / "page.pdf").stat().st_size > 20_000
-    browser.open(pages["whole"], width=794, media="print", dark=True)  # a dark screen prints on white paper all the same
+    browser.open(
+        pages["whole"], width=794, media="print", dark=True
+    )  # a dark screen prints on white paper all the same
     assert browser.run("getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()") == "#fff"

@@ -30,7 +30,9 @@ def test_a_slower_candidate_is_called_and_comes_first():
 
 def test_too_few_samples_call_nothing():
     few = results(slow=3.0)
-    few = dataclasses.replace(few, benchmark=tuple(dataclasses.replace(r, samples=r.samples[:4]) for r in few.benchmark))
+    few = dataclasses.replace(
+        few, benchmark=tuple(dataclasses.replace(r, samples=r.samples[:4]) for r in few.benchmark)
+    )
     made = diff.compare(results(), few)
     assert "slower" not in [change.what for change in made.changes]
 
@@ -46,7 +48,11 @@ def test_added_removed_and_refused():
 
 def test_facts_parity_and_work_that_changed_are_named():
     after = results(facts={"cpu": "Other CPU", "threads": 2})
-    after = dataclasses.replace(after, parity=after.parity[1:], benchmark=(dataclasses.replace(after.benchmark[0], flops=1), *after.benchmark[1:]))
+    after = dataclasses.replace(
+        after,
+        parity=after.parity[1:],
+        benchmark=(dataclasses.replace(after.benchmark[0], flops=1), *after.benchmark[1:]),
+    )
     made = diff.compare(results(), after)
     assert made.facts == {"cpu": ("Test CPU", "Other CPU")}
     assert made.parity == ("cpu q9/1024/s1/h64/float32: right -> absent",)
@@ -62,7 +68,11 @@ def test_false_calls_stay_rare():
         pair = []
         for _ in range(2):
             base = results()
-            rows = tuple(dataclasses.replace(r, samples=tuple(1e-3 * (1 + generator.paretovariate(2.5)) for _ in range(12))) for r in base.benchmark if r.samples)
+            rows = tuple(
+                dataclasses.replace(r, samples=tuple(1e-3 * (1 + generator.paretovariate(2.5)) for _ in range(12)))
+                for r in base.benchmark
+                if r.samples
+            )
             pair.append(dataclasses.replace(base, benchmark=rows))
         called += any(change.what in ("slower", "faster") for change in diff.compare(*pair, confidence=0.95).changes)
     assert called <= 15

@@ -19,7 +19,13 @@ def test_png_and_deterministic(plot):
     assert width == 900 and height >= 300
     assert b"Software" not in made and b"tIME" not in made and b"matplotlib" not in made
     code = f"import hashlib\nfrom phases.report import plots\nfrom tests.report.sample_results import results\nprint(hashlib.sha256(plots.{plot}(results().benchmark)).hexdigest())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"MPLBACKEND": "svg", "HOME": "/nonexistent", "PATH": "/usr/bin"})
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"MPLBACKEND": "svg", "HOME": "/nonexistent", "PATH": "/usr/bin"},
+    )
     assert other.stdout.strip() == hashlib.sha256(made).hexdigest()
 
 
@@ -40,7 +46,9 @@ def test_axes_are_labelled_in_plain_numbers(plot, monkeypatch):
     def saved(figure, *args, **kwargs):
         save(figure, *args, **kwargs)
         [axes] = figure.axes
-        shown.extend(label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both"))
+        shown.extend(
+            label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both")
+        )
 
     monkeypatch.setattr(Figure, "savefig", saved)
     getattr(plots, plot)(results().benchmark)

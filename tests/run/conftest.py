@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from phases.cli.main import cli
-from phases.run import session
 from phases.base.clock import SystemClock
-from phases.run.runner import Silent
+from phases.cli.main import cli
 from phases.playbook import loader
+from phases.run import session
+from phases.run.runner import Silent
 
 PLAYBOOK = """
 schema: phasegate/playbook/v1
@@ -52,9 +52,22 @@ class Repository:
         section = self.playbook.phases[0]
         return dataclasses.replace(section, kind=dataclasses.replace(section.kind, script=script))
 
-    def run(self, resume=False, on_record=None, script="tests.run.light_phase:light_phase", watcher=None, notice=lambda line: None):
+    def run(
+        self,
+        resume=False,
+        on_record=None,
+        script="tests.run.light_phase:light_phase",
+        watcher=None,
+        notice=lambda line: None,
+    ):
         return session.run_phase(
-            self.playbook, self.section(script), resume=resume, clock=SystemClock(), watcher=watcher or Silent(), notice=notice, on_record=on_record
+            self.playbook,
+            self.section(script),
+            resume=resume,
+            clock=SystemClock(),
+            watcher=watcher or Silent(),
+            notice=notice,
+            on_record=on_record,
         )
 
     def git(self, *arguments):

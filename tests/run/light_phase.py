@@ -10,11 +10,11 @@ import threading
 import time
 import weakref
 
-from phases.run.closing import closing_steps
 from phases.base.files import write_json
-from phases.run.steps import Step
-from phases.ledger.checkpoint import RESULTS
 from phases.base.results import Case, ParityRecord
+from phases.ledger.checkpoint import RESULTS
+from phases.run.closing import closing_steps
+from phases.run.steps import Step
 
 
 def light_phase(run):

@@ -22,8 +22,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from phases.run.closing import ledger_of
 from phases.ledger.verify import verify_ledger
+from phases.run.closing import ledger_of
 from tests.run.conftest import Repository
 
 PROGRAM = """
@@ -53,7 +53,9 @@ class Shot:
 def start(directory: Path, *arguments: str, phase: str = "plotting_phase") -> subprocess.Popen[str]:
     """`phase run build-parity`, with a phase of `light_phase` in the place of the real one."""
     command = [sys.executable, "-c", PROGRAM, f"tests.run.light_phase:{phase}", "run", "build-parity", *arguments]
-    return subprocess.Popen(command, cwd=directory, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, cwd=directory, env=_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def _environment() -> dict[str, str]:
@@ -75,7 +77,9 @@ def shoot(directory: Path, delay: float) -> Shot:
         process.communicate()
         return Shot(delay, -9, "?", "did not end")
     records = journal(directory)
-    running = next((row["data"]["step"] for row in reversed(records) if row["event"] == "step-started" and row["at"] <= sent), "")
+    running = next(
+        (row["data"]["step"] for row in reversed(records) if row["event"] == "step-started" and row["at"] <= sent), ""
+    )
     return Shot(delay, process.returncode, running, _fault(process.returncode, err, sent, records))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from phases.run.session import kernel_digest
 from phases.base.errors import PlaybookError
 from phases.playbook import loader
+from phases.run.session import kernel_digest
 
 PLAYBOOK = """
 schema: phasegate/playbook/v1
@@ -46,7 +46,14 @@ def extra(repository) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", [("backend: mine", "backend: other"), ('A: "1"', 'A: "2"'), ("{backend: triton}\n  candidate", "{backend: fa3}\n  candidate")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("backend: mine", "backend: other"),
+        ('A: "1"', 'A: "2"'),
+        ("{backend: triton}\n  candidate", "{backend: fa3}\n  candidate"),
+    ],
+)
 def test_another_candidate_or_incumbent_wants_another_pass_of_the_production_phases_only(repository, extra, change):
     before, after = write(repository), write(repository, change)
     assert before.phase("full-rollout").digest != after.phase("full-rollout").digest

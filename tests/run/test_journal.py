@@ -7,8 +7,8 @@ import json
 import pytest
 
 from phases.base.clock import SystemClock
-from phases.run.journal import Journal, read
 from phases.base.errors import JournalError
+from phases.run.journal import Journal, read
 
 
 @pytest.fixture

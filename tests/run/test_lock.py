@@ -12,9 +12,9 @@ import time
 import pytest
 
 from phases.base.clock import SystemClock
-from phases.run.lock import Lock, is_dead, life
 from phases.base.errors import Exit, LockedError
 from phases.base.processes import Life
+from phases.run.lock import Lock, is_dead, life
 
 
 @pytest.fixture

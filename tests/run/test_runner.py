@@ -7,10 +7,10 @@ import errno
 import pytest
 
 from phases.base.clock import SystemClock
+from phases.base.errors import BuildError, Exit, JournalError, LedgerError, PhaseError
 from phases.run.journal import Journal, read
 from phases.run.runner import Interrupted, Silent, StepError, execute
 from phases.run.steps import Step
-from phases.base.errors import BuildError, Exit, JournalError, LedgerError, PhaseError
 
 
 class World:
@@ -46,8 +46,12 @@ def test_steps_run_in_order_and_see_earlier_facts(world):
     facts = world.execute(world.step("a"), world.step("b"))
     assert world.did == ["a", "b"] and facts["b"] == {"saw": ["a"]}
     assert world.events() == [
-        ("run-started", ""), ("step-started", "a"), ("step-finished", "a"), ("step-started", "b"), ("step-finished", "b"),
-    ]  # fmt: skip
+        ("run-started", ""),
+        ("step-started", "a"),
+        ("step-finished", "a"),
+        ("step-started", "b"),
+        ("step-finished", "b"),
+    ]
 
 
 def test_resume_keeps_what_holds_and_goes_on(world):
@@ -92,13 +96,25 @@ def test_ctrl_c_says_how_to_go_on(world):
 
 
 @pytest.mark.parametrize(("code", "words"), [(7, "Production was rolled back, as observed"), (8, "a person is needed")])
-@pytest.mark.parametrize("fault", [LedgerError("it is checked out."), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device", "/data/x")], ids=str)
-def test_how_production_ended_stands_when_the_record_of_it_fails_and_again_when_that_is_tried_again(world, fault, code, words):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        LedgerError("it is checked out."),
+        KeyboardInterrupt(),
+        OSError(errno.ENOSPC, "No space left on device", "/data/x"),
+    ],
+    ids=str,
+)
+def test_how_production_ended_stands_when_the_record_of_it_fails_and_again_when_that_is_tried_again(
+    world, fault, code, words
+):
     end = Step("end", "observe", lambda context: {"exit_code": code})
     steps = world.step("a"), end, world.step("record")
     for _ in range(2):
         world.faults["record"] = fault
-        with pytest.raises(PhaseError, match=f"{words}.*; the record of it is still to be written, which --resume does") as caught:
+        with pytest.raises(
+            PhaseError, match=f"{words}.*; the record of it is still to be written, which --resume does"
+        ) as caught:
             world.execute(*steps)
         assert caught.value.exit_code is Exit(code)
     assert world.execute(*steps)["end"]["exit_code"] == code and world.did == ["a", "record", "record", "record"]
@@ -112,7 +128,12 @@ def test_nothing_is_said_of_production_before_it_has_been_observed(world):
 
 
 def test_steps_marked_always_run_after_a_failure_and_do_not_hide_it(world):
-    steps = world.step("a"), world.step("b"), world.step("stop servers", always=True), world.step("release", always=True)
+    steps = (
+        world.step("a"),
+        world.step("b"),
+        world.step("stop servers", always=True),
+        world.step("release", always=True),
+    )
     world.faults = {"a": BuildError("first"), "stop servers": RuntimeError("second")}
     with pytest.raises(BuildError, match="first"):
         world.execute(*steps)

@@ -11,10 +11,10 @@ import traceback
 
 import pytest
 
-from phases.run.closing import ledger_of
 from phases.base.errors import Exit, JournalError, LedgerError, LockedError, PhaseError, UsageError
 from phases.ledger.approvals import reject
 from phases.ledger.verify import verify_ledger
+from phases.run.closing import ledger_of
 
 
 def test_a_run_leaves_a_verified_checkpoint_and_an_untouched_tree(repository):
@@ -84,7 +84,19 @@ def test_a_run_directory_that_is_none_is_said(repository, content):
         repository.run(resume=True)
 
 
-@pytest.mark.parametrize("content", ["[]", "garbage", json.dumps({**dict.fromkeys(("token", "pid", "process_start", "boot", "user", "purpose", "since"), "x"), "host": socket.gethostname()})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "garbage",
+        json.dumps(
+            {
+                **dict.fromkeys(("token", "pid", "process_start", "boot", "user", "purpose", "since"), "x"),
+                "host": socket.gethostname(),
+            }
+        ),
+    ],
+)
 def test_a_lock_that_cannot_be_read_blocks(repository, content):
     repository.run()
     (repository.path / ".phase" / "locks" / "light.json").write_text(content)

@@ -12,8 +12,8 @@ import requests
 
 from phases.base.errors import ServingError
 from phases.serving import outputs
-from phases.sglang_integration import steps as phase_two
 from phases.serving.client import Client, Completion, ScoringError
+from phases.sglang_integration import steps as phase_two
 
 PROMPT, LAST = [5, 6, 7], 511
 GIVEN = (LAST, 8, LAST, 9)
@@ -57,7 +57,10 @@ def test_the_last_id_of_the_vocabulary_is_called_0_and_scored_all_the_same(teach
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: rows[2].__setitem__(1, 0), "4 tokens given, as many rows came back, 1 differ, first token 2: id 0 instead of 8"),
+        (
+            lambda rows: rows[2].__setitem__(1, 0),
+            "4 tokens given, as many rows came back, 1 differ, first token 2: id 0 instead of 8",
+        ),
         (lambda rows: rows[3].__setitem__(1, 12), "first token 3: id 12 instead of 511"),
         (lambda rows: rows[4].__setitem__(1, None), "first token 4: id None instead of 9"),
         (lambda rows: rows.__delitem__(slice(2, None)), "4 tokens given, 2 rows came back"),
@@ -78,20 +81,36 @@ def test_a_scoring_that_fails_names_the_prompt_and_keeps_what_was_answered(teach
     answer = Completion(GIVEN, (-1.0, float("nan"), -2.0, -3.0), "secret words", len(PROMPT), 2, 1.0, 0.1, 0.9)
     collected = [("numbers", "concurrency 4", PROMPT, answer)]
     path = tmp_path / "answers.json"
-    with pytest.raises(ServingError, match="prompt 'numbers' of 3 tokens, concurrency 4: .*first token 2: id 44 instead of 8") as caught:
+    with pytest.raises(
+        ServingError, match="prompt 'numbers' of 3 tokens, concurrency 4: .*first token 2: id 44 instead of 8"
+    ) as caught:
         phase_two._scored(path, client, collected, collected)
     assert str(path) in caught.value.hint
     kept = json.loads(path.read_text())
     assert kept["candidate"] == kept["incumbent"] == outputs.as_json(collected)
     assert kept["candidate"][0]["tokens"] == list(GIVEN) and kept["candidate"][0]["logprobs"][1] == "nan"
-    assert kept["scoring"]["given"] == list(GIVEN) and kept["scoring"]["rows"][2][1] == "44" and "secret" not in path.read_text()
+    assert (
+        kept["scoring"]["given"] == list(GIVEN)
+        and kept["scoring"]["rows"][2][1] == "44"
+        and "secret" not in path.read_text()
+    )
 
 
 GARBAGE = [
-    b"", b"<html>", b"{}", b"[]", b"null", b'{"meta_info": null}', b'{"meta_info": {"output_token_logprobs": [[null, 1, null]]}}', b'{"output_ids": 5, "meta_info": {}}',
-    b'{"meta_info": {"prompt_tokens": "x"}}', b'data: {bad\n\n', b"data: 5\n\ndata: [DONE]\n\n", b'{"meta_info": {"input_token_logprobs": null, "input_top_logprobs": null}}',
+    b"",
+    b"<html>",
+    b"{}",
+    b"[]",
+    b"null",
+    b'{"meta_info": null}',
+    b'{"meta_info": {"output_token_logprobs": [[null, 1, null]]}}',
+    b'{"output_ids": 5, "meta_info": {}}',
+    b'{"meta_info": {"prompt_tokens": "x"}}',
+    b"data: {bad\n\n",
+    b"data: 5\n\ndata: [DONE]\n\n",
+    b'{"meta_info": {"input_token_logprobs": null, "input_top_logprobs": null}}',
     b'{"meta_info": {"input_token_logprobs": [[null, 7, null]], "input_top_logprobs": [null]}}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", GARBAGE, ids=repr)
@@ -101,7 +120,13 @@ def test_whatever_a_server_answers_is_one_error_that_names_it(monkeypatch, body)
     answer.status_code, answer.raw = 200, io.BytesIO(body)
     client = Client("http://nowhere", "w1")
     monkeypatch.setattr(client._session, "request", lambda *a, **k: answer)
-    for ask in (lambda: client.generate("hi", 2), lambda: client.generate("hi", 2, stream=True), lambda: client.score([1], (7,)), lambda: client.tokenize("hi"), client.server_info):
+    for ask in (
+        lambda: client.generate("hi", 2),
+        lambda: client.generate("hi", 2, stream=True),
+        lambda: client.score([1], (7,)),
+        lambda: client.tokenize("hi"),
+        client.server_info,
+    ):
         answer.raw, answer._content, answer._content_consumed = io.BytesIO(body), False, False
         try:
             ask()

@@ -78,7 +78,9 @@ def test_a_server_that_cannot_be_recorded_is_ended(host, monkeypatch):
     monkeypatch.setattr("phases.serving.host.write_json", full)
     with pytest.raises(ServingError, match="one cannot be recorded: No space left"):
         start(host, SLEEPER)
-    assert not [entry for entry in Path("/proc").glob("[0-9]*/cwd") if _cwd(entry) == str(host.root / "servers" / "one")]
+    assert not [
+        entry for entry in Path("/proc").glob("[0-9]*/cwd") if _cwd(entry) == str(host.root / "servers" / "one")
+    ]
 
 
 def _cwd(entry: Path) -> str:
@@ -103,7 +105,9 @@ def test_facts_directory_is_filled_in_and_starts_empty(host):
 
 def test_the_toolkit_does_not_leak_its_own_python(host, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    server = start(host, "import os; print(os.environ.get('PYTHONPATH'), os.environ['PATH'].split(':')[0])", PATH_PREFIX="/first")
+    server = start(
+        host, "import os; print(os.environ.get('PYTHONPATH'), os.environ['PATH'].split(':')[0])", PATH_PREFIX="/first"
+    )
     wait_for(lambda: host.log_lines(server))
     assert host.log_lines(server) == ["None /first"]
 
@@ -148,7 +152,10 @@ def test_long_log_lines_are_cut(host):
         ("'admin_api_key': 'sk-123456', 'port': 1", "'admin_api_key': '***', 'port': 1"),
         ("HF_TOKEN=hf_abcdef", "HF_TOKEN=***"),
         ("Authorization: Bearer abcdef", "Authorization: Bearer ***"),
-        ("#token: 12345, token usage: 0.02, max_total_num_tokens=16384", "#token: 12345, token usage: 0.02, max_total_num_tokens=16384"),
+        (
+            "#token: 12345, token usage: 0.02, max_total_num_tokens=16384",
+            "#token: 12345, token usage: 0.02, max_total_num_tokens=16384",
+        ),
         ("'api_key': None", "'api_key': ***"),
     ],
 )

@@ -31,7 +31,9 @@ def answers(noise: float = 0.0, flip: float = 0.0, steps: int = 10, seed: int = 
 
 def measured(candidate, incumbent=None, again=None, tie=0.02):
     incumbent = incumbent or answers()
-    again = again if again is not None else {a.prompt: a.completion.tokens for a in incumbent if a.mode == "concurrency 1"}
+    again = (
+        again if again is not None else {a.prompt: a.completion.tokens for a in incumbent if a.mode == "concurrency 1"}
+    )
     rows, evidence = compare(candidate, incumbent, again, tie)
     return {row.metric: row for row in rows}, evidence
 

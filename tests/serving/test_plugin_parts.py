@@ -25,7 +25,12 @@ def test_deepseek_and_kimi_shapes_are_served(page_size):
 
 
 def test_the_cpu_takes_other_head_sizes():
-    assert unsupported(replace(DEEPSEEK, device="cpu", dtype="float32", kv_dtype="float32", latent_dim=64, rope_dim=16), CPU) == ""
+    assert (
+        unsupported(
+            replace(DEEPSEEK, device="cpu", dtype="float32", kv_dtype="float32", latent_dim=64, rope_dim=16), CPU
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,9 +56,16 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(change, reason):
 
 def test_fact_file_is_whole_at_every_moment_and_current(tmp_path):
     counters = Counters()
-    file = FactFile(str(tmp_path / "facts"), {"rank": 3, "ranks": 8, "release": "r"}, lambda: {"counters": counters_json(counters)})
+    file = FactFile(
+        str(tmp_path / "facts"), {"rank": 3, "ranks": 8, "release": "r"}, lambda: {"counters": counters_json(counters)}
+    )
     first = json.loads(file.path.read_text())
-    assert (first["schema"], first["rank"], first["pid"], first["counters"]["verify_calls"]) == ("verify_attn/facts/v1", 3, os.getpid(), 0)
+    assert (first["schema"], first["rank"], first["pid"], first["counters"]["verify_calls"]) == (
+        "verify_attn/facts/v1",
+        3,
+        os.getpid(),
+        0,
+    )
     until = time.monotonic() + 120
     while time.monotonic() < until:
         counters.verify_calls += 1

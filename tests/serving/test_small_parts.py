@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from phases.base.errors import PlaybookError, ServingError
-from phases.playbook.located import Mistakes, load_text
 from phases.base.results import Results
+from phases.playbook.located import Mistakes, load_text
 from phases.serving import log_scan
 from phases.serving.activity import inactive, read_metrics, summarize
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
 from phases.serving.readiness import await_ready, evidence, why
-from phases.sglang_integration.report import table
 from phases.serving.settings import from_node
 from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
 from phases.serving.target import wrong_architecture
+from phases.sglang_integration.report import table
 
 SERVER = Server("candidate", 1, "1", 1, "log", "facts", "http://127.0.0.1:1")
 
@@ -110,7 +110,11 @@ def test_median_ratio_is_within_pairs():
 
 def test_only_what_the_incumbent_does_not_log_counts():
     incumbent = ["[12:00] ERROR slow tokenizer at 0x7f", "Ignore import error when loading x: Error: y", "fine"]
-    candidate = ["[13:37] ERROR slow tokenizer at 0x3a", "verify: logits hold NaN", "Traceback (most recent call last):"]
+    candidate = [
+        "[13:37] ERROR slow tokenizer at 0x3a",
+        "verify: logits hold NaN",
+        "Traceback (most recent call last):",
+    ]
     assert log_scan.new_errors(candidate, incumbent) == candidate[1:]
     assert log_scan.new_errors(incumbent, candidate[:1]) == []
 
@@ -146,14 +150,18 @@ def test_objects_against_the_processor():
 
 def test_a_short_text_repeated_is_a_long_prompt(tmp_path):
     path = tmp_path / "prompts.json"
-    path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 3}, {"name": "b", "kind": "short", "text": "ab"}]')
+    path.write_text(
+        '[{"name": "a", "kind": "long", "text": "ab", "repeat": 3}, {"name": "b", "kind": "short", "text": "ab"}]'
+    )
     assert [prompt.text for prompt in load_prompts(path)] == ["ababab", "ab"]
     path.write_text('[{"name": "a", "kind": "long", "text": "ab", "repeat": 0}]')
     with pytest.raises(ServingError, match="empty text"):
         load_prompts(path)
 
 
-@pytest.mark.parametrize("repeat", ['"often"', '"3"', "2.5", "true", "Infinity", "NaN", "null", "1" + "0" * 12, "1" + "0" * 30])
+@pytest.mark.parametrize(
+    "repeat", ['"often"', '"3"', "2.5", "true", "Infinity", "NaN", "null", "1" + "0" * 12, "1" + "0" * 30]
+)
 def test_a_repeat_that_makes_no_sense_is_refused_before_any_memory_is_taken(tmp_path, repeat):
     path = tmp_path / "prompts.json"
     path.write_text(f'[{{"name": "a", "kind": "long", "text": "ab", "repeat": {repeat}}}]')
@@ -215,7 +223,10 @@ def test_settings_with_defaults():
         ("incumbent: {backend: a}\nserver:\n  python: /x/python\n", "p.yaml:[23].*'model' is missing"),
         ("incumbent: {backend: a}\nlatency: {pairs: 1}\n", "p.yaml:2"),
         ("incumbent: {backend: a}\noutputs: {}\n", "p.yaml:2.*output"),
-        ("incumbent: {backend: a, port: 4000}\ncandidate: {port: 4000}\n", "p.yaml:2.*candidate.port is the incumbent's"),
+        (
+            "incumbent: {backend: a, port: 4000}\ncandidate: {port: 4000}\n",
+            "p.yaml:2.*candidate.port is the incumbent's",
+        ),
         ("incumbent: {backend: a}\ncandidate: {release: false}\n", "p.yaml:2.*candidate.release cannot be false"),
     ],
 )
@@ -235,7 +246,9 @@ def test_ready_is_three_completions():
 
 def test_healthy_without_completions_is_not_ready():
     clock = Clock()
-    found = await_ready(Host(["last line"], clock=clock), SERVER, FakeClient(refusal="no answer within 5 s."), 60, clock)
+    found = await_ready(
+        Host(["last line"], clock=clock), SERVER, FakeClient(refusal="no answer within 5 s."), 60, clock
+    )
     assert not found.ready and "answers /health" in found.reason and "completes nothing: no answer" in found.reason
     assert found.evidence == ("last line",)
 
@@ -255,7 +268,10 @@ def test_a_dead_server_is_noticed_at_once_with_its_reason():
 
 def test_never_healthy():
     clock = Clock()
-    assert "did not come up within 20 s" in await_ready(Host(clock=clock), SERVER, FakeClient(healthy=False), 20, clock).reason
+    assert (
+        "did not come up within 20 s"
+        in await_ready(Host(clock=clock), SERVER, FakeClient(healthy=False), 20, clock).reason
+    )
 
 
 def test_reason_of_an_empty_log():
@@ -263,19 +279,31 @@ def test_reason_of_an_empty_log():
 
 
 def test_a_failed_plugin_is_the_reason_though_the_server_complains_of_something_else():
-    lines = ["Failed to execute general plugin: verify_attn", "Traceback (most recent call last):", "RuntimeError: no such thing",
-             "usage: launch_server.py [-h]", *["                    [--some-flag FLAG]"] * 400,
-             "error: argument --attention-backend: invalid choice: 'verify_attn'"]  # fmt: skip
-    assert why(Host(lines), SERVER).startswith("plugin verify_attn failed: RuntimeError: no such thing; then error: argument")
+    lines = [
+        "Failed to execute general plugin: verify_attn",
+        "Traceback (most recent call last):",
+        "RuntimeError: no such thing",
+        "usage: launch_server.py [-h]",
+        *["                    [--some-flag FLAG]"] * 400,
+        "error: argument --attention-backend: invalid choice: 'verify_attn'",
+    ]
+    assert why(Host(lines), SERVER).startswith(
+        "plugin verify_attn failed: RuntimeError: no such thing; then error: argument"
+    )
     assert evidence(lines) == (*lines[:3], lines[-1])
 
 
 # ---- activity
 
 FACT = {
-    "rank": 0, "ranks": 1, "backend": "verify_attn", "variant": "cpu", "build": "b", "release": "r1",
+    "rank": 0,
+    "ranks": 1,
+    "backend": "verify_attn",
+    "variant": "cpu",
+    "build": "b",
+    "release": "r1",
     "counters": {"verify_forwards": 5, "verify_calls": 15, "incumbent_calls": 0, "verify_seconds": 0.1},
-}  # fmt: skip
+}
 
 
 def fact(**changes):
@@ -294,15 +322,17 @@ def fact(**changes):
         ([fact(release="r0")], [FACT], "runs release r0, not r1"),
         ([FACT], [fact(verify_forwards=0)], "verified no tree"),
         ([FACT], [fact(verify_calls=0)], "none of them with the kernel"),
-        ([FACT], [fact(incumbent_calls=3)], "rank 0 of candidate ran 3 of its verify layers with the incumbent's attention"),
+        (
+            [FACT],
+            [fact(incumbent_calls=3)],
+            "rank 0 of candidate ran 3 of its verify layers with the incumbent's attention",
+        ),
         ([fact(ranks=2), fact(rank=1, ranks=2, incumbent_calls=2)], [fact(ranks=2)], "rank 1 of candidate ran 2"),
     ],
 )
 def test_active_means_used(files, live, reason):
     found = inactive(Host(facts=files), SERVER, FakeClient(info=live), "verify_attn", "verify_attn", "r1")
     assert (reason in found) if reason else found == ""
-
-
 
 
 def test_counts_say_how_many_ranks_counted():

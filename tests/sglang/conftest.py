@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from phases.engines.embedded.provision import ServingEnvironment, ensure
 from phases.base.clock import SystemClock
-from phases.run.runner import Silent
-from phases.run.session import Outcome, run_phase
+from phases.base.results import Results
+from phases.engines.embedded.provision import ServingEnvironment, ensure
 from phases.ledger.ledger import Ledger
 from phases.playbook.loader import load
-from phases.base.results import Results
+from phases.run.runner import Silent
+from phases.run.session import Outcome, run_phase
 
 KERNEL = Path(__file__).parents[2] / "kernels" / "verify_attn"
 RULES = (
@@ -28,8 +28,14 @@ RULES = (
     "accept_length_ratio, at_least: 0.98",
     "log_errors, at_most: 0",
 )
-PROMPTS = ["once upon a time", '{"name": "lookup", "arguments": {"city": "Pa', "def add(left, right):\n    return", "Es war einmal",
-           "the quick brown fox jumps over the lazy dog. " * 12, "从前有一个小模型"]  # fmt: skip
+PROMPTS = [
+    "once upon a time",
+    '{"name": "lookup", "arguments": {"city": "Pa',
+    "def add(left, right):\n    return",
+    "Es war einmal",
+    "the quick brown fox jumps over the lazy dog. " * 12,
+    "从前有一个小模型",
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,13 @@ def serving_environment() -> ServingEnvironment:
 def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callable[..., Run]:
     """Run Phase 2 once in a repository of its own; `sabotage` edits a copy of the kernel that the candidate gets."""
 
-    def run(sabotage: Callable[[Path], None] | None = None, *, candidate: str = "", server: str = "", clock: SystemClock = SystemClock()) -> Run:
+    def run(
+        sabotage: Callable[[Path], None] | None = None,
+        *,
+        candidate: str = "",
+        server: str = "",
+        clock: SystemClock = SystemClock(),
+    ) -> Run:
         repo = tmp_path / "repo"
         repo.mkdir()
         kernel = KERNEL
@@ -70,18 +82,30 @@ def phase_two(tmp_path: Path, serving_environment: ServingEnvironment) -> Callab
             kernel = tmp_path / "candidate"
             shutil.copytree(KERNEL, kernel, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
             sabotage(kernel)
-        (repo / "prompts.json").write_text(json.dumps([{"name": f"p{i}", "kind": "any", "text": t} for i, t in enumerate(PROMPTS)]))
+        (repo / "prompts.json").write_text(
+            json.dumps([{"name": f"p{i}", "kind": "any", "text": t} for i, t in enumerate(PROMPTS)])
+        )
         (repo / "playbook.yaml").write_text(_playbook(kernel, repo, candidate, server))
         (repo / ".gitignore").write_text(".phase/\n")
-        for argv in (["init", "-q"], ["config", "user.name", "Test"], ["config", "user.email", "test@example.org"],
-                     ["add", "-A"], ["commit", "-q", "-m", "playbook"]):  # fmt: skip
+        for argv in (
+            ["init", "-q"],
+            ["config", "user.name", "Test"],
+            ["config", "user.email", "test@example.org"],
+            ["add", "-A"],
+            ["commit", "-q", "-m", "playbook"],
+        ):
             subprocess.run(["git", "-C", str(repo), *argv], check=True)
         playbook = load(repo / "playbook.yaml")
         outcome = run_phase(playbook, playbook.phases[0], resume=False, clock=clock, watcher=Silent())
         ledger = Ledger(repo, "checkpoints")
         files = ledger.files(ledger.find(str(outcome.checkpoint["number"])))
-        return Run(outcome, repo, Results.from_json(json.loads(files["results.json"])), json.loads(files["gate.json"]),
-                   files.get("failures.txt", b"").decode())  # fmt: skip
+        return Run(
+            outcome,
+            repo,
+            Results.from_json(json.loads(files["results.json"])),
+            json.loads(files["gate.json"]),
+            files.get("failures.txt", b"").decode(),
+        )
 
     return run
 

@@ -37,8 +37,14 @@ def batch(table: torch.Tensor, layout: str) -> SimpleNamespace:
     mode = SimpleNamespace(is_target_verify=lambda: True, is_idle=lambda: False, is_decode=lambda: False)
     lengths = torch.tensor(PREFIXES)
     slots = torch.cat([table[row, p : p + DRAFT] for row, p in enumerate(PREFIXES)]).long()
-    return SimpleNamespace(forward_mode=mode, req_pool_indices=torch.arange(len(PREFIXES)), seq_lens=lengths, out_cache_loc=slots,
-                           spec_info=SimpleNamespace(draft_token_num=DRAFT, custom_mask=mask), tree=tree)  # fmt: skip
+    return SimpleNamespace(
+        forward_mode=mode,
+        req_pool_indices=torch.arange(len(PREFIXES)),
+        seq_lens=lengths,
+        out_cache_loc=slots,
+        spec_info=SimpleNamespace(draft_token_num=DRAFT, custom_mask=mask),
+        tree=tree,
+    )
 
 
 def main() -> None:
@@ -52,7 +58,10 @@ def main() -> None:
                 made, given = backend(rows, table), batch(table, layout)
                 made.init_forward_metadata(given)
                 if layout == "full":  # the torch attention reads QLEN masks only
-                    made.segments = [seg.__class__(seg.first, seg.last, seg.slots, tree=tree) for seg, tree in zip(made.segments, given.tree)]
+                    made.segments = [
+                        seg.__class__(seg.first, seg.last, seg.slots, tree=tree)
+                        for seg, tree in zip(made.segments, given.tree)
+                    ]
                 layer = SimpleNamespace(scaling=0.07, layer_id=0)
                 q = torch.randn(len(PREFIXES) * DRAFT, HEADS, latent + rope).to(dtype)
                 ours, theirs = (q.new_zeros(q.shape[0], HEADS, latent) for _ in range(2))

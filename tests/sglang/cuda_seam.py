@@ -74,7 +74,9 @@ def expected(given: dict, tree: bool) -> torch.Tensor:
     rows = []
     for b, prefix in enumerate(PREFIXES):
         first, start = b * DRAFT, int(given["kv"][b])
-        keys = torch.cat([given["pool"][given["indices"][start : start + prefix], 0], given["k"][first : first + DRAFT, 0]]).double()
+        keys = torch.cat(
+            [given["pool"][given["indices"][start : start + prefix], 0], given["k"][first : first + DRAFT, 0]]
+        ).double()
         at = int(given["mask_offsets"][b])
         seen = given["mask"][at : at + DRAFT * (prefix + DRAFT)].view(DRAFT, -1).bool()
         if not tree:
@@ -92,13 +94,19 @@ def main() -> None:
         ran.append((variant, workspace.numel()))
         run_problem(problem, "naive")
 
-    cuda.run, cuda.choose, cuda.workspace_bytes = run, lambda problem: ("naive", 4), lambda problem, variant, num_splits: 16
+    cuda.run, cuda.choose, cuda.workspace_bytes = (
+        run,
+        lambda problem: ("naive", 4),
+        lambda problem, variant, num_splits: 16,
+    )
     report: dict = {}
     for name, graph in (("eager", False), ("graph", True)):
         made, given = backend(), inputs(graph)
         outs = [call(made, given, layer, given["mask"]) for layer in range(LAYERS)]
         report[f"{name} error"] = float((outs[0].double() - expected(given, True)).abs().max())
-        report[f"{name} chain error"] = float((call(made, given, 1, None).double() - expected(given, False)).abs().max())
+        report[f"{name} chain error"] = float(
+            (call(made, given, 1, None).double() - expected(given, False)).abs().max()
+        )
         report[f"{name} count"] = int(made.count[0])
         report[f"{name} plans"] = len(made.plans)
         report[f"{name} engine calls"] = made.engine_calls

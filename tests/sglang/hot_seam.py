@@ -89,14 +89,31 @@ def eager_step(ours: CudaBackend) -> dict:
 def runner(backend: object) -> runners.DecodeCudaGraphRunner:
     made = runners.DecodeCudaGraphRunner.__new__(runners.DecodeCudaGraphRunner)
     model = SimpleNamespace(
-        attn_backend=backend, spec_algorithm=SpeculativeAlgorithm.from_string("NGRAM"), is_draft_worker=False, device="cpu", gpu_id=0, model=None,
+        attn_backend=backend,
+        spec_algorithm=SpeculativeAlgorithm.from_string("NGRAM"),
+        is_draft_worker=False,
+        device="cpu",
+        gpu_id=0,
+        model=None,
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type="deepseek_v3")),
-    )  # fmt: skip
+    )
     made.__dict__ |= {
-        "attn_backend": backend, "model_runner": model, "ragged_verify_mode": False, "captured_req_width": 5, "require_mlp_tp_gather": False,
-        "enable_pdmux": False, "record_nolora_graph": False, "disable_padding": False, "max_bs": 4, "require_mlp_sync": False,
-        "is_encoder_decoder": False, "enable_two_batch_overlap": False, "capture_bs": [1, 2, 4], "compile_bs": [], "_profiler": None,
-    }  # fmt: skip
+        "attn_backend": backend,
+        "model_runner": model,
+        "ragged_verify_mode": False,
+        "captured_req_width": 5,
+        "require_mlp_tp_gather": False,
+        "enable_pdmux": False,
+        "record_nolora_graph": False,
+        "disable_padding": False,
+        "max_bs": 4,
+        "require_mlp_sync": False,
+        "is_encoder_decoder": False,
+        "enable_two_batch_overlap": False,
+        "capture_bs": [1, 2, 4],
+        "compile_bs": [],
+        "_profiler": None,
+    }
     made.attention_graph_variants = runners.create_dsv41_candidate_graph_variants(model, ForwardMode.TARGET_VERIFY, 5)
     return made
 
@@ -148,7 +165,9 @@ def both_captured() -> dict:
         ours.verifying = True
         ours.use = graphs.capturing() != graphs.INCUMBENT_GRAPH  # as init_forward_metadata_out_graph does
         uses = ours.use
-        graph_backend.capture_one(made._make_graph_key(size, stream_idx, variant_label, attention_variant), lambda: ran.append((size, uses)))
+        graph_backend.capture_one(
+            made._make_graph_key(size, stream_idx, variant_label, attention_variant), lambda: ran.append((size, uses))
+        )
 
     made.capture_one_shape = capture_one_shape
     runners.torch_compile_decoration.patch_model = lambda *a, **k: contextlib.nullcontext(lambda: None)
@@ -156,8 +175,12 @@ def both_captured() -> dict:
     runners.get_parallel = lambda: SimpleNamespace(tp_rank=1, tp_group=None)
     torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 31)
     made._capture_one_stream()
-    found = {"labels": list(made.attention_graph_variants.capture_labels), "graphs": len(graph_backend._graphs), "cost": ours.graphs.facts(),
-             "label after": graphs.capturing()}  # fmt: skip
+    found = {
+        "labels": list(made.attention_graph_variants.capture_labels),
+        "graphs": len(graph_backend._graphs),
+        "cost": ours.graphs.facts(),
+        "label after": graphs.capturing(),
+    }
     ran.clear()
     for byte in (b"c", b"i", b"c"):
         put(byte)
@@ -179,10 +202,18 @@ def graph_backend_of(made: runners.DecodeCudaGraphRunner) -> backends.FullCudaGr
 
     precarve = SimpleNamespace(measure=contextlib.nullcontext, mint=lambda: None)
     graph_backend.__dict__ |= {
-        "_graphs": {}, "_outputs": {}, "_pool": None, "_cuda_graph_runner": made, "_capture_stream": None, "_precarve": precarve,
-        "_reuse_output_buffer": False, "_output_buffer": None, "_memory_saver_adapter": None, "_tp_group": SimpleNamespace(barrier=lambda: None),
+        "_graphs": {},
+        "_outputs": {},
+        "_pool": None,
+        "_cuda_graph_runner": made,
+        "_capture_stream": None,
+        "_precarve": precarve,
+        "_reuse_output_buffer": False,
+        "_output_buffer": None,
+        "_memory_saver_adapter": None,
+        "_tp_group": SimpleNamespace(barrier=lambda: None),
         "_device_module": SimpleNamespace(synchronize=lambda: None, graph=graph),
-    }  # fmt: skip
+    }
     torch.cuda.CUDAGraph = Graph
     backends.graph_pool_capture_scope = backends.graph_pool_replay_scope = contextlib.nullcontext
     original = backends.FullCudaGraphBackend.capture_one
@@ -217,14 +248,30 @@ def compared() -> dict:
         engine_calls.append(o.data_ptr())
         o.copy_(right)
 
-    cuda.run, cuda.choose, cuda.workspace_bytes = run, lambda problem: ("naive", 1), lambda problem, variant, num_splits: 16
+    cuda.run, cuda.choose, cuda.workspace_bytes = (
+        run,
+        lambda problem: ("naive", 1),
+        lambda problem, variant, num_splits: 16,
+    )
     made.engine_attention = engine
     agreed = cuda_seam.call(made, given, 0, given["mask"])
-    found = {"agreed": made.shadow.evidence is None and made.use, "error": float((agreed.double() - right).abs().max()), "engine calls": len(engine_calls)}
+    found = {
+        "agreed": made.shadow.evidence is None and made.use,
+        "error": float((agreed.double() - right).abs().max()),
+        "engine calls": len(engine_calls),
+    }
     broken.append(True)
     served = cuda_seam.call(made, given, 1, given["mask"])
-    found |= {"served": float((served.double() - right).abs().max()), "rest of the step": made.use, "next forward": made.control.decide(9)}
-    found |= {"worst": made.shadow.evidence.worst_request, "lengths": list(made.shadow.evidence.prefix_lengths), "layer": made.shadow.evidence.layer}
+    found |= {
+        "served": float((served.double() - right).abs().max()),
+        "rest of the step": made.use,
+        "next forward": made.control.decide(9),
+    }
+    found |= {
+        "worst": made.shadow.evidence.worst_request,
+        "lengths": list(made.shadow.evidence.prefix_lengths),
+        "layer": made.shadow.evidence.layer,
+    }
     return found | {"byte": open(CONTROL.name).read()}
 
 
@@ -238,7 +285,13 @@ def unknown_settings() -> list[str]:
 def main() -> None:
     graphs.hook()
     HookRegistry.apply_hooks()
-    report = {"missing": graphs.missing_hook(Way.BOTH), "unknown": unknown_settings(), "eager": eager_incumbent(), "both": both_captured(), "compared": compared()}
+    report = {
+        "missing": graphs.missing_hook(Way.BOTH),
+        "unknown": unknown_settings(),
+        "eager": eager_incumbent(),
+        "both": both_captured(),
+        "compared": compared(),
+    }
     os.unlink(CONTROL.name)
     json.dump(report, sys.stdout)
 

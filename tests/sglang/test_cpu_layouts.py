@@ -16,9 +16,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def test_kernel_and_torch_agree_on_every_layout(serving_environment):
     done = subprocess.run(
-        [str(serving_environment.python), str(Path(__file__).with_name("cpu_layouts.py"))], capture_output=True, text=True, check=False,
+        [str(serving_environment.python), str(Path(__file__).with_name("cpu_layouts.py"))],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(KERNEL), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert len(report) == 12

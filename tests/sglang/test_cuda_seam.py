@@ -17,9 +17,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def report(serving_environment) -> dict:
     done = subprocess.run(
-        [str(serving_environment.python), str(Path(__file__).with_name("cuda_seam.py"))], capture_output=True, text=True, check=False,
+        [str(serving_environment.python), str(Path(__file__).with_name("cuda_seam.py"))],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(KERNEL), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -150,7 +150,9 @@ def test_rounding_in_the_type_agrees_and_ten_times_the_tolerance_does_not(file, 
     shadow = Shadow(1.0, Control(str(file)))
     rounded = theirs.to(dtype)
     assert compare(shadow, rounded, theirs.to(dtype))
-    wrong = theirs + 10 * TOLERANCES[dtype].frobenius * theirs.norm() / math.sqrt(theirs.numel()) * torch.randn_like(theirs)
+    wrong = theirs + 10 * TOLERANCES[dtype].frobenius * theirs.norm() / math.sqrt(theirs.numel()) * torch.randn_like(
+        theirs
+    )
     assert not compare(shadow, wrong.to(dtype), theirs.to(dtype))
 
 
@@ -165,9 +167,27 @@ def test_one_wrong_request_does_not_hide_and_the_evidence_holds_no_data(file, tm
     assert control.choice == INCUMBENT and file.read_bytes() == b"i"
     evidence = json.loads((tmp_path / "facts" / "shadow-0.json").read_text())
     assert (evidence["worst_request"], evidence["layer"], evidence["forward"]) == (1, 4, 41)
-    assert evidence["prefix_lengths"] == [7, 900, 30] and evidence["query_shape"] == [12, 2, 12] and evidence["draft_tokens"] == 4
-    known = {"schema", "at", "rank", "forward", "layer", "variant", "dtype", "query_shape", "draft_tokens", "prefix_lengths", "worst_request",
-             "frobenius", "maximum", "tolerance"}  # fmt: skip
+    assert (
+        evidence["prefix_lengths"] == [7, 900, 30]
+        and evidence["query_shape"] == [12, 2, 12]
+        and evidence["draft_tokens"] == 4
+    )
+    known = {
+        "schema",
+        "at",
+        "rank",
+        "forward",
+        "layer",
+        "variant",
+        "dtype",
+        "query_shape",
+        "draft_tokens",
+        "prefix_lengths",
+        "worst_request",
+        "frobenius",
+        "maximum",
+        "tolerance",
+    }
     assert set(evidence) == known
     assert shadow.facts()["tripped"]["layer"] == 4 and "evidence" in caplog.text
 

@@ -23,9 +23,12 @@ def in_server_environment(test):
 @pytest.fixture(scope="module")
 def report(serving_environment) -> dict:
     done = subprocess.run(
-        [str(serving_environment.python), str(Path(__file__).with_name("hot_seam.py"))], capture_output=True, text=True, check=False,
+        [str(serving_environment.python), str(Path(__file__).with_name("hot_seam.py"))],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(KERNEL), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -39,13 +42,32 @@ def test_sglang_has_the_places_that_are_hooked(report):
 @in_server_environment
 def test_eager_incumbent(report):
     assert report["eager"] == {
-        "variants": True, "candidate": True, "planned stays": True, "incumbent": False, "too large for any graph": False, "candidate again": True,
-        "another backend": True, "off": True,
-        "compared step": {"asked": [False, False], "use": True, "compared": True, "steps": 1, "prefill compared": False},
-        "incumbent step": {"asked": [False, False], "use": False, "compared": False, "steps": 0, "prefill compared": False},
+        "variants": True,
+        "candidate": True,
+        "planned stays": True,
+        "incumbent": False,
+        "too large for any graph": False,
+        "candidate again": True,
+        "another backend": True,
+        "off": True,
+        "compared step": {
+            "asked": [False, False],
+            "use": True,
+            "compared": True,
+            "steps": 1,
+            "prefill compared": False,
+        },
+        "incumbent step": {
+            "asked": [False, False],
+            "use": False,
+            "compared": False,
+            "steps": 0,
+            "prefill compared": False,
+        },
         "off says": [False, "candidate", "candidate"],
-        "switchable says": [True, "incumbent", "candidate"], "wrapped says": "SGLang wraps this backend in another one",
-    }  # fmt: skip
+        "switchable says": [True, "incumbent", "candidate"],
+        "wrapped says": "SGLang wraps this backend in another one",
+    }
 
 
 @in_server_environment
@@ -78,7 +100,13 @@ NCCL_ONLY = SimpleNamespace(disable_custom_all_reduce=True)
         (Way.BOTH, 8, SimpleNamespace(), Way.OFF, "custom all-reduce.*--disable-custom-all-reduce"),
         (Way.BOTH, 8, NCCL_ONLY, Way.BOTH, ""),
         (Way.BOTH, 8, SimpleNamespace(disable_custom_all_reduce=True, enable_mscclpp=True), Way.OFF, "enable_mscclpp"),
-        (Way.BOTH, 8, SimpleNamespace(disable_custom_all_reduce=True, flashinfer_allreduce_fusion_backend="auto"), Way.OFF, "fusion_backend"),
+        (
+            Way.BOTH,
+            8,
+            SimpleNamespace(disable_custom_all_reduce=True, flashinfer_allreduce_fusion_backend="auto"),
+            Way.OFF,
+            "fusion_backend",
+        ),
     ],
 )
 def test_which_way_a_server_can_go(way, ranks, arguments, found, reason, monkeypatch):

@@ -38,21 +38,46 @@ def running(tmp_path_factory, serving_environment):
     folder = tmp_path_factory.mktemp("hot")
     copy = folder / "candidate"
     shutil.copytree(KERNEL, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
-    replace(copy, "sglang/cpu_backend.py", '        self.kernel_inputs["check_values"] = False',
-            '        import os\n        if os.path.exists(os.path.join(os.environ["VERIFY_ATTN_FACTS"], "wrong")):\n            out.mul_(1.01)\n'
-            '        self.kernel_inputs["check_values"] = False')  # fmt: skip
+    replace(
+        copy,
+        "sglang/cpu_backend.py",
+        '        self.kernel_inputs["check_values"] = False',
+        '        import os\n        if os.path.exists(os.path.join(os.environ["VERIFY_ATTN_FACTS"], "wrong")):\n            out.mul_(1.01)\n'
+        '        self.kernel_inputs["check_values"] = False',
+    )
     host, kernel = LocalHost(folder / "serving"), contract.load(copy)
     bundle, _ = make_release(kernel, ["x86-64-v3", "x86-64-v4"], build_cache(kernel), lambda line: None)
     release, port, control = host.install(bundle), host.free_port(), folder / "control"
     control.write_bytes(b"c")
-    argv = [str(serving_environment.python), "-m", "sglang.launch_server", "--model-path", str(serving_environment.target_model),
-            "--attention-backend", "verify_attn", "--host", "127.0.0.1", "--port", str(port), "--enable-metrics", *EMBEDDED_FLAGS, *TREE_FLAGS,
-            "--speculative-draft-model-path", str(serving_environment.draft_model)]  # fmt: skip
+    argv = [
+        str(serving_environment.python),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(serving_environment.target_model),
+        "--attention-backend",
+        "verify_attn",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--enable-metrics",
+        *EMBEDDED_FLAGS,
+        *TREE_FLAGS,
+        "--speculative-draft-model-path",
+        str(serving_environment.draft_model),
+    ]
     variables = {
-        "PYTHONPATH": str(release / "site"), "PATH_PREFIX": str(serving_environment.python.parent), "HF_HUB_OFFLINE": "1", **EMBEDDED_ENVIRONMENT,
-        **unused_models_variable(serving_environment.unused_models), **object_variables(kernel, str(release / "objects")),
-        variable(kernel, "FACTS"): "{facts}", variable(kernel, "CONTROL"): str(control), variable(kernel, "SHADOW"): "1",
-    }  # fmt: skip
+        "PYTHONPATH": str(release / "site"),
+        "PATH_PREFIX": str(serving_environment.python.parent),
+        "HF_HUB_OFFLINE": "1",
+        **EMBEDDED_ENVIRONMENT,
+        **unused_models_variable(serving_environment.unused_models),
+        **object_variables(kernel, str(release / "objects")),
+        variable(kernel, "FACTS"): "{facts}",
+        variable(kernel, "CONTROL"): str(control),
+        variable(kernel, "SHADOW"): "1",
+    }
     server = host.start("hot", argv, variables, port)
     client = Client(server.url, "hot")
     try:
@@ -78,7 +103,9 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
     reference = answers(client)
     seen = _facts(client)
     assert seen["hot"]["able"] and seen["counters"]["incumbent_calls"] == 0
-    assert seen["shadow"]["steps"] == seen["counters"]["verify_forwards"] and seen["shadow"]["tripped"] is None  # both kernels agree
+    assert (
+        seen["shadow"]["steps"] == seen["counters"]["verify_forwards"] and seen["shadow"]["tripped"] is None
+    )  # both kernels agree
 
     wrong: list[int] = []
     stop = threading.Event()
@@ -88,7 +115,10 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
         for number in itertools.count(start):
             if stop.is_set():
                 return
-            if own.generate(PROMPTS[number % len(PROMPTS)], TOKENS, stream=True).tokens != reference[number % len(PROMPTS)]:
+            if (
+                own.generate(PROMPTS[number % len(PROMPTS)], TOKENS, stream=True).tokens
+                != reference[number % len(PROMPTS)]
+            ):
                 wrong.append(number)
 
     users = [threading.Thread(target=user, args=(start,)) for start in range(3)]
@@ -97,11 +127,17 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
     try:
         for byte, choice in [(b"i", "incumbent"), (b"c", "candidate")] * 3:
             put(control, byte)
-            _eventually(lambda choice=choice: (hot := host.read_facts(server)[0]["hot"])["choice"] == choice and hot["confirmed"] is not None)
+            _eventually(
+                lambda choice=choice: (
+                    (hot := host.read_facts(server)[0]["hot"])["choice"] == choice and hot["confirmed"] is not None
+                )
+            )
         assert _facts(client)["counters"]["incumbent_calls"] > 0
         (facts / "wrong").touch()  # from here on the candidate's outputs are off
         _eventually(lambda: host.read_facts(server)[0]["shadow"]["tripped"])
-        _eventually(lambda: _stands_still(lambda: _facts(client)["counters"]["verify_calls"]))  # our kernel does not run any more
+        _eventually(
+            lambda: _stands_still(lambda: _facts(client)["counters"]["verify_calls"])
+        )  # our kernel does not run any more
     finally:
         stop.set()
         for thread in users:
@@ -112,7 +148,11 @@ def test_answers_stay_the_same_through_switches_under_load_and_a_kernel_that_goe
     evidence = told["shadow"]["tripped"]
     found = f"shadow: layer {evidence['layer']}"  # the first that came after it went wrong, which may be in the middle of a forward
     assert control.read_bytes() == b"i" and told["hot"]["choice"] == "incumbent" and found in told["hot"]["tripped"]
-    assert evidence["frobenius"] == pytest.approx(0.01, rel=0.1) and evidence["layer"] >= 0 and len(evidence["prefix_lengths"]) >= 1
+    assert (
+        evidence["frobenius"] == pytest.approx(0.01, rel=0.1)
+        and evidence["layer"] >= 0
+        and len(evidence["prefix_lengths"]) >= 1
+    )
     assert any(found in line for line in host.log_lines(server))
 
 

@@ -34,10 +34,16 @@ def test_good_kernel_passes(phase_two):
     assert activity["kernel_calls"] > 0 and activity["incumbent_calls"] == 0 and activity["ranks"] == 1
     assert run.measured("token_equality").detail["deterministic_prompts"] == 6
     assert run.measured("accept_length").estimate > 1.2  # trees are really accepted from
-    for metric in ("e2e_latency_ratio", "verify_step_ratio", "verify_attention_ratio"):  # how fast is for a quiet machine to say
+    for metric in (
+        "e2e_latency_ratio",
+        "verify_step_ratio",
+        "verify_attention_ratio",
+    ):  # how fast is for a quiet machine to say
         assert run.measured(metric).n == 4 and run.measured(metric).estimate > 0
     answers = json.loads((run.work / "serving" / "answers.json").read_text())
-    assert {side: {row["prompt"] for row in answers[side]} for side in answers} == dict.fromkeys(("candidate", "incumbent"), {f"p{i}" for i in range(6)})
+    assert {side: {row["prompt"] for row in answers[side]} for side in answers} == dict.fromkeys(
+        ("candidate", "incumbent"), {f"p{i}" for i in range(6)}
+    )
     assert processes_of(run) == []
 
 
@@ -78,8 +84,10 @@ def test_object_with_an_unknown_torch_symbol_fails_before_a_server_starts(phase_
     def wrong_abi(kernel: Path) -> None:
         source = kernel / "csrc" / "cpu" / "entry.cpp"
         wanted = "void _ZN3c106detail14torchAbiIsGoneEv();"
-        source.write_text(source.read_text() + f'\nextern "C" {wanted}\nextern "C" __attribute__((visibility("default"))) '
-                          "void verify_attn_abi_probe() { _ZN3c106detail14torchAbiIsGoneEv(); }\n")  # fmt: skip
+        source.write_text(
+            source.read_text() + f'\nextern "C" {wanted}\nextern "C" __attribute__((visibility("default"))) '
+            "void verify_attn_abi_probe() { _ZN3c106detail14torchAbiIsGoneEv(); }\n"
+        )
 
     run = phase_two(wrong_abi)
     require_failed(run, "undefined symbol", "torchAbiIsGone")
@@ -88,7 +96,12 @@ def test_object_with_an_unknown_torch_symbol_fails_before_a_server_starts(phase_
 
 def test_server_killed_while_loading_fails(phase_two):
     def killed(kernel: Path) -> None:
-        replace(kernel, "sglang/create.py", "    return CpuBackend(runner, NAME)", "    import os\n\n    os.kill(os.getpid(), 9)")
+        replace(
+            kernel,
+            "sglang/create.py",
+            "    return CpuBackend(runner, NAME)",
+            "    import os\n\n    os.kill(os.getpid(), 9)",
+        )
 
     require_failed(phase_two(killed), "ended while starting")
 
@@ -120,7 +133,12 @@ def test_server_that_is_healthy_but_completes_nothing_fails(phase_two, tmp_path)
     def stalling(kernel: Path) -> None:
         replace(kernel, "sglang/__init__.py", "    import torch\n", f"    import torch\n{hook}\n")
 
-    run = phase_two(stalling, server="request_timeout: 10s", candidate="arguments: [--skip-server-warmup], ready_within: 300s", clock=Hurried())
+    run = phase_two(
+        stalling,
+        server="request_timeout: 10s",
+        candidate="arguments: [--skip-server-warmup], ready_within: 300s",
+        clock=Hurried(),
+    )
     require_failed(run, "answers /health", "completes nothing")
 
 
@@ -141,7 +159,9 @@ def test_out_of_memory_at_start_fails(phase_two):
 
 
 def test_unsupported_configuration_is_refused_with_the_reason(phase_two):
-    chain = ("arguments: [--speculative-algorithm, STANDALONE, --speculative-num-steps, '3', --speculative-eagle-topk, '1', "
-             "--speculative-num-draft-tokens, '4']")  # fmt: skip
+    chain = (
+        "arguments: [--speculative-algorithm, STANDALONE, --speculative-num-steps, '3', --speculative-eagle-topk, '1', "
+        "--speculative-num-draft-tokens, '4']"
+    )
     run = phase_two(server=chain, candidate="arguments: [--page-size, '512']")
     require_failed(run, "verify_attn cannot serve this: page size 512")

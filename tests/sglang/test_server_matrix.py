@@ -27,10 +27,26 @@ from tests.sglang.conftest import KERNEL
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
-NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", "--speculative-ngram-max-bfs-breadth", "4",
-         "--speculative-ngram-min-bfs-breadth", "2")  # fmt: skip
-CHAIN = ("--speculative-algorithm", "STANDALONE", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1",
-         "--speculative-num-draft-tokens", "4")  # fmt: skip
+NGRAM = (
+    "--speculative-algorithm",
+    "NGRAM",
+    "--speculative-num-draft-tokens",
+    "8",
+    "--speculative-ngram-max-bfs-breadth",
+    "4",
+    "--speculative-ngram-min-bfs-breadth",
+    "2",
+)
+CHAIN = (
+    "--speculative-algorithm",
+    "STANDALONE",
+    "--speculative-num-steps",
+    "3",
+    "--speculative-eagle-topk",
+    "1",
+    "--speculative-num-draft-tokens",
+    "4",
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +58,14 @@ class Kind:
 
 
 KINDS = (
-    Kind("tp2 ngram chunked", (*NGRAM, "--tp", "2", "--mem-fraction-static", "0.5", "--chunked-prefill-size", "128"), 2,
-         (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)),
+    Kind(
+        "tp2 ngram chunked",
+        (*NGRAM, "--tp", "2", "--mem-fraction-static", "0.5", "--chunked-prefill-size", "128"),
+        2,
+        (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),),
+    ),
     Kind("page 64 chain", (*CHAIN, "--page-size", "64")),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +83,34 @@ def running(request, installed, serving_environment):
     host, kernel, release, digest = installed
     kind, port = request.param, host.free_port()
     argv = [
-        str(serving_environment.python), "-m", "sglang.launch_server", "--model-path", str(serving_environment.target_model),
-        "--attention-backend", "verify_attn", "--host", "127.0.0.1", "--port", str(port), "--enable-metrics", *EMBEDDED_FLAGS, *kind.flags,
-    ]  # fmt: skip
+        str(serving_environment.python),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(serving_environment.target_model),
+        "--attention-backend",
+        "verify_attn",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--enable-metrics",
+        *EMBEDDED_FLAGS,
+        *kind.flags,
+    ]
     if "STANDALONE" in argv:
         argv += ["--speculative-draft-model-path", str(serving_environment.draft_model)]
     variables = {
-        "PYTHONPATH": str(release / "site"), "PATH_PREFIX": str(serving_environment.python.parent), "HF_HUB_OFFLINE": "1",
-        **EMBEDDED_ENVIRONMENT, **unused_models_variable(serving_environment.unused_models), **object_variables(kernel, str(release / "objects")), variable(kernel, "RELEASE"): digest,
-        variable(kernel, "FACTS"): "{facts}", **dict(kind.environment),
-    }  # fmt: skip
+        "PYTHONPATH": str(release / "site"),
+        "PATH_PREFIX": str(serving_environment.python.parent),
+        "HF_HUB_OFFLINE": "1",
+        **EMBEDDED_ENVIRONMENT,
+        **unused_models_variable(serving_environment.unused_models),
+        **object_variables(kernel, str(release / "objects")),
+        variable(kernel, "RELEASE"): digest,
+        variable(kernel, "FACTS"): "{facts}",
+        **dict(kind.environment),
+    }
     server = host.start(kind.name.replace(" ", "-"), argv, variables, port)
     client = Client(server.url, kind.name)
     found = await_ready(host, server, client, 300, SystemClock())
@@ -130,7 +168,9 @@ def test_the_last_token_of_the_vocabulary_is_scored(running):
     last, prompt = vocabulary - 1, timing_prompt(3, 30)
     given = (7, last, 8, last)
     found = client.score(prompt, given)
-    everything = client._prompt_rows(client._body([*prompt, *given], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": vocabulary})
+    everything = client._prompt_rows(
+        client._body([*prompt, *given], 1) | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": vocabulary}
+    )
     for token, scored, row in zip(given, found.logprobs, everything["input_top_logprobs"][-len(given) :], strict=True):
         assert scored == pytest.approx(next(value for value, other, _ in row if other == token), abs=1e-4)
     if all(row[1] != 0 for row in everything["input_token_logprobs"]):

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from phases.base.clock import SystemClock
 from phases.base.errors import PhaseError
+from phases.base.verdict import Verdict
 from phases.status import textfile
 from phases.status.fleet_view import FleetLook, WorkerView
-from phases.base.verdict import Verdict
 from tests.status.test_status import _add, _record
 
 
@@ -42,14 +42,19 @@ def written(repository, phase, tmp_path):
 def test_before_any_run(written):
     found = written()
     assert found["phasegate_phase_state", (("phase", "build-parity"), ("state", "not-run"))] == 1
-    assert found["phasegate_run_active", ()] == 0 and abs(found["phasegate_status_timestamp_seconds", ()] - time.time()) < 600
+    assert (
+        found["phasegate_run_active", ()] == 0
+        and abs(found["phasegate_status_timestamp_seconds", ()] - time.time()) < 600
+    )
     assert not any(name.startswith(("phasegate_waiting", "phasegate_last_good", "phasegate_roll")) for name, _ in found)
 
 
 def test_waiting_passed_and_rolled_back(repository, phase, written):
     repository.run()
     found = written()
-    states = {dict(labels)["state"]: value for (name, labels), value in found.items() if name == "phasegate_phase_state"}
+    states = {
+        dict(labels)["state"]: value for (name, labels), value in found.items() if name == "phasegate_phase_state"
+    }
     assert states.pop("waiting-for-review") == 1 and set(states.values()) == {0}
     assert abs(found["phasegate_waiting_since_timestamp_seconds", (("phase", "build-parity"),)] - time.time()) < 600
     assert found["phasegate_last_exit_code", (("phase", "build-parity"),)] == 3
@@ -74,13 +79,22 @@ def _overview(repository):
 
 
 def test_workers(repository, tmp_path):
-    look = FleetLook((WorkerView("w1", "http://w1", "aa", "aa", "", True, True), WorkerView("w2", "http://w2", "bb", "aa", "", False, None),
-                      WorkerView("w3", "http://w3", serving=None, problem="no answer in time")))  # fmt: skip
+    look = FleetLook(
+        (
+            WorkerView("w1", "http://w1", "aa", "aa", "", True, True),
+            WorkerView("w2", "http://w2", "bb", "aa", "", False, None),
+            WorkerView("w3", "http://w3", serving=None, problem="no answer in time"),
+        )
+    )
     textfile.write(tmp_path / "x.prom", _overview(repository), look)
     found = _read(tmp_path / "x.prom")
     value = lambda name, worker: found.get((f"phasegate_worker_{name}", (("worker", worker),)))  # noqa: E731
-    assert [value("reachable", w) for w in ("w1", "w2", "w3")] == [1, 1, 0] and [value("serving", w) for w in ("w1", "w2", "w3")] == [1, 0, None]
-    assert [value("in_service", w) for w in ("w1", "w2", "w3")] == [1, None, None] and [value("on_last_good", w) for w in ("w1", "w2", "w3")] == [1, 0, None]
+    assert [value("reachable", w) for w in ("w1", "w2", "w3")] == [1, 1, 0] and [
+        value("serving", w) for w in ("w1", "w2", "w3")
+    ] == [1, 0, None]
+    assert [value("in_service", w) for w in ("w1", "w2", "w3")] == [1, None, None] and [
+        value("on_last_good", w) for w in ("w1", "w2", "w3")
+    ] == [1, 0, None]
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(repository, tmp_path):
@@ -90,7 +104,9 @@ def test_every_metric_is_documented_and_every_documented_one_exists(repository, 
     from phases.run.lock import Lock
 
     with Lock(repository.path / ".phase", "light", SystemClock()).held("phase run x"):
-        textfile.write(tmp_path / "x.prom", _overview(repository), FleetLook((WorkerView("w", "u", "a", "a", "", True, True),)))
+        textfile.write(
+            tmp_path / "x.prom", _overview(repository), FleetLook((WorkerView("w", "u", "a", "a", "", True, True),))
+        )
     documented = set(re.findall(r"^\| (phasegate_\w+)", textfile.__doc__, re.MULTILINE))
     assert documented == {name for name, _ in _read(tmp_path / "x.prom")}
 
@@ -99,7 +115,13 @@ def test_every_metric_is_documented_and_every_documented_one_exists(repository, 
 def test_promtool_has_nothing_to_say(repository, tmp_path):
     repository.run()
     textfile.write(tmp_path / "x.prom", _overview(repository))
-    done = subprocess.run(["promtool", "check", "metrics"], input=(tmp_path / "x.prom").read_text(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=(tmp_path / "x.prom").read_text(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0 and not done.stdout + done.stderr
 
 

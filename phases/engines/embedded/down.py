@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from phases.base.clock import Clock
+from phases.base.errors import FleetError, joined
+from phases.base.processes import Life
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.fleet import EmbeddedFleetSettings, fleet_of, home_of, left_over_hosts
 from phases.engines.embedded.taken_down import TakenDown
-from phases.base.errors import FleetError, joined
 from phases.engines.ssh.deploy import end_service
 from phases.engines.ssh.errors import HostLockedError
 from phases.engines.ssh.fleet import Fleet
@@ -27,7 +28,6 @@ from phases.engines.ssh.host import Host
 from phases.engines.ssh.locks import show_lock
 from phases.engines.ssh.services import ServiceDriver
 from phases.engines.ssh.settings import FleetSettings
-from phases.base.processes import Life
 from phases.serving.host import LocalHost
 
 REASON = "the fleet was taken down"
@@ -35,7 +35,16 @@ SECONDS = 240.0  # for all workers together, beyond the time requests in flight 
 LOOK_SECONDS = 60.0
 
 
-def down(repo: Path, name: str, settings: EmbeddedFleetSettings, *, by: str, clock: Clock, progress: Callable[[str], None], purge: bool = False) -> list[str]:
+def down(
+    repo: Path,
+    name: str,
+    settings: EmbeddedFleetSettings,
+    *,
+    by: str,
+    clock: Clock,
+    progress: Callable[[str], None],
+    purge: bool = False,
+) -> list[str]:
     """Stop all workers and the router; returns what was running. The caller holds the playbook's lock: no run is at work.
 
     Args:
@@ -75,7 +84,9 @@ def _placed(fleet: FleetSettings) -> list[Host]:
     return [host for host in fleet.workers() if Path(host.root).exists()]
 
 
-def _stop_all(home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, progress: Callable[[str], None], purge: bool) -> list[str]:
+def _stop_all(
+    home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, progress: Callable[[str], None], purge: bool
+) -> list[str]:
     hosts = _placed(fleet)
     running: list[str] = []
     failed: dict[str, str] = {}
@@ -84,7 +95,9 @@ def _stop_all(home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, 
         _write_begun(home, begun, purge)
         act = lambda session: end_service(session, fleet.service.driver(session.host), clock, REASON)  # noqa: E731
         for worker, result in reached.each(act, deadline=SECONDS + fleet.service.drain).items():
-            if not result.ok and not (purge and _stop_without_agent(result.host, fleet.service.driver(result.host), progress)):
+            if not result.ok and not (
+                purge and _stop_without_agent(result.host, fleet.service.driver(result.host), progress)
+            ):
                 failed[worker] = result.reason
             elif result.value is not False:
                 running.append(worker)
@@ -94,8 +107,11 @@ def _stop_all(home: Path, fleet: FleetSettings, begun: TakenDown, clock: Clock, 
         running.append(server.name)
     if failed:
         hint = "" if purge else " `phase fleet down --purge` needs less of a worker to stop it."
-        raise FleetError(f"{', '.join(failed)} could not be stopped: {joined(failed.values())}",
-                         hint=f"Mend what it names, or end its processes by hand, then try again.{hint}", host=next(iter(failed)))  # fmt: skip
+        raise FleetError(
+            f"{', '.join(failed)} could not be stopped: {joined(failed.values())}",
+            hint=f"Mend what it names, or end its processes by hand, then try again.{hint}",
+            host=next(iter(failed)),
+        )
     return running
 
 
@@ -105,8 +121,11 @@ def _require_silent(hosts: list[Host]) -> None:
     if left:
         ports = ", ".join(f"{port} of {name}" for name, port in left.items())
         look = " or ".join(f"sport = :{port}" for port in left.values())
-        raise FleetError(f"something still listens on port {ports}, and nothing shows that it is the worker's, so it was left alone.",
-                         hint=f"`ss -ltnp '{look}'` names it: end it by hand, then try again.", host=next(iter(left)))  # fmt: skip
+        raise FleetError(
+            f"something still listens on port {ports}, and nothing shows that it is the worker's, so it was left alone.",
+            hint=f"`ss -ltnp '{look}'` names it: end it by hand, then try again.",
+            host=next(iter(left)),
+        )
 
 
 def _answers(port: int) -> bool:
@@ -128,14 +147,23 @@ def _require_nobody_at_work(fleet: Fleet) -> None:
     for result in fleet.each(show_lock, deadline=LOOK_SECONDS).values():
         seen = result.value if result.ok else None
         if seen is not None and not seen.orphan and seen.life is Life.ALIVE:
-            raise HostLockedError(f"locked by {seen.owner} for {seen.purpose}, {seen.age:.0f} s ago.", hint="Wait for it or stop it, then try again.",
-                                  host=result.host.name)  # fmt: skip
+            raise HostLockedError(
+                f"locked by {seen.owner} for {seen.purpose}, {seen.age:.0f} s ago.",
+                hint="Wait for it or stop it, then try again.",
+                host=result.host.name,
+            )
 
 
 def _stop_without_agent(host: Host, driver: ServiceDriver, progress: Callable[[str], None]) -> bool:
     """The worker's own stop command, as its guard would call it: for a worker whose records are damaged, and which is to be removed."""
     try:
-        done = subprocess.run(driver.stop_argv(host), stdin=subprocess.DEVNULL, capture_output=True, timeout=driver.drain + 60.0, check=False)
+        done = subprocess.run(
+            driver.stop_argv(host),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=driver.drain + 60.0,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     if done.returncode == 0:

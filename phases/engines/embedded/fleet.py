@@ -15,16 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phases.base.errors import ServingError, ended, joined
+from phases.base.files import write_json
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.models import ModelShape
 from phases.engines.embedded.provision import cache_directory
-from phases.base.files import write_json
-from phases.base.errors import ServingError, ended, joined
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import ServiceError
 from phases.engines.ssh.releases import NEVER
-from phases.engines.ssh.settings import FleetSettings, HostSettings, LeaseSettings, RouterKind, RouterSettings, ServiceSettings
+from phases.engines.ssh.settings import (
+    FleetSettings,
+    HostSettings,
+    LeaseSettings,
+    RouterKind,
+    RouterSettings,
+    ServiceSettings,
+)
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import read, setting
 from phases.serving.host import LocalHost, Server
@@ -53,11 +60,15 @@ class WorkerKind:
 class EmbeddedFleetSettings:
     """How large the embedded fleet is. About 2 GB of memory and 20 s of one core a rank to start."""
 
-    workers: tuple[WorkerKind, ...] = setting((WorkerKind(4), WorkerKind(1, 2)), help="kinds of workers", not_empty=True)
+    workers: tuple[WorkerKind, ...] = setting(
+        (WorkerKind(4), WorkerKind(1, 2)), help="kinds of workers", not_empty=True
+    )
     model: ModelShape | None = setting(None, help="serve a model of this shape; none: the embedded environment's own")
     ready: float = setting(420.0, help="time a worker may take until it answers", duration=True, above=0)
     drain: float = setting(20.0, help="time requests in flight get at a stop", duration=True, at_least=0)
-    lease: float = setting(60.0, help="how long a canary waits for the toolkit before it goes back by itself", duration=True, at_least=15)
+    lease: float = setting(
+        60.0, help="how long a canary waits for the toolkit before it goes back by itself", duration=True, at_least=15
+    )
 
 
 def from_node(node: Node, mistakes: Mistakes) -> EmbeddedFleetSettings:
@@ -92,20 +103,33 @@ def fleet_of(settings: EmbeddedFleetSettings, repo: Path, name: str, *, choose_p
             Otherwise nothing is written, and what was never started has port 0.
     """
     home = home_of(repo, name)
-    names = [(f"w{number}", kind.tp) for number, kind in enumerate((k for k in settings.workers for _ in range(k.count)), 1)]
+    names = [
+        (f"w{number}", kind.tp) for number, kind in enumerate((k for k in settings.workers for _ in range(k.count)), 1)
+    ]
     wanted = ["router", ROUTER_METRICS, *(worker for worker, _ in names)]
     ports = dict.fromkeys(wanted, 0) | (_chosen_ports(home, wanted) if choose_ports else _known_ports(home))
     hosts = tuple(_host(worker, tp, home / worker, ports[worker]) for worker, tp in names)
     arm = settings.ready + settings.drain + 60.0
     return FleetSettings(
-        hosts=hosts, service=ServiceSettings(drain=settings.drain, ready=settings.ready), lease=LeaseSettings(arm=arm, bake=settings.lease),
-        router=RouterSettings(kind=RouterKind.SGLANG, url=f"http://127.0.0.1:{ports['router']}", metrics=f"http://127.0.0.1:{ports[ROUTER_METRICS]}"),
+        hosts=hosts,
+        service=ServiceSettings(drain=settings.drain, ready=settings.ready),
+        lease=LeaseSettings(arm=arm, bake=settings.lease),
+        router=RouterSettings(
+            kind=RouterKind.SGLANG,
+            url=f"http://127.0.0.1:{ports['router']}",
+            metrics=f"http://127.0.0.1:{ports[ROUTER_METRICS]}",
+        ),
         at_once=8,
-    )  # fmt: skip
+    )
 
 
 def ensure_up(
-    settings: EmbeddedFleetSettings, repo: Path, name: str, production: Production, incumbent: Bundle, progress: Callable[[str], None]
+    settings: EmbeddedFleetSettings,
+    repo: Path,
+    name: str,
+    production: Production,
+    incumbent: Bundle,
+    progress: Callable[[str], None],
 ) -> None:
     """Start what is not running: the router, and workers that have no release yet or were stopped; put all into service.
 
@@ -131,7 +155,9 @@ def left_over_hosts(settings: EmbeddedFleetSettings, repo: Path, name: str) -> t
     """Workers that were started and that the playbook does not name any more: it asks for fewer by now."""
     home, wanted = home_of(repo, name), sum(kind.count for kind in settings.workers)
     others = {f"w{number}" for number in range(1, wanted + 1)} | {"router", ROUTER_METRICS}
-    return tuple(_host(worker, 1, home / worker, port) for worker, port in _known_ports(home).items() if worker not in others)
+    return tuple(
+        _host(worker, 1, home / worker, port) for worker, port in _known_ports(home).items() if worker not in others
+    )
 
 
 def _host(name: str, tp: int, root: Path, port: int) -> HostSettings:
@@ -139,8 +165,14 @@ def _host(name: str, tp: int, root: Path, port: int) -> HostSettings:
     # SGLang counts what others took meanwhile as its own, and gives up when little is left of a small share.
     variables = {"tp": str(tp), "mem": "0.6", "bind": _binding(tp)}
     return HostSettings(
-        name=name, address="local", root=str(root), port=port, python=sys.executable, labels={"tp": str(tp), "arch": "cpu"}, vars=variables,
-    )  # fmt: skip
+        name=name,
+        address="local",
+        root=str(root),
+        port=port,
+        python=sys.executable,
+        labels={"tp": str(tp), "arch": "cpu"},
+        vars=variables,
+    )
 
 
 def _binding(tp: int) -> str:
@@ -186,10 +218,28 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
     environment = ensure(progress=progress)
     port = int(production.router.url.rpartition(":")[2])
     if host.port_taken(port):
-        raise ServingError(f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports.")
-    argv = [str(environment.python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
-            "--prometheus-host", "127.0.0.1", "--prometheus-port", production.fleet_settings.router.metrics.rpartition(":")[2],
-            "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]  # fmt: skip
+        raise ServingError(
+            f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports."
+        )
+    argv = [
+        str(environment.python),
+        "-m",
+        "sglang_router.launch_router",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--policy",
+        "round_robin",
+        "--prometheus-host",
+        "127.0.0.1",
+        "--prometheus-port",
+        production.fleet_settings.router.metrics.rpartition(":")[2],
+        "--worker-startup-check-interval",
+        "1",
+        "--health-check-interval-secs",
+        "5",
+    ]
     server = host.start("router", argv, {}, port)
     progress(f"router on port {port}")
     _await_router(host, server, production)
@@ -209,7 +259,9 @@ def _await_router(host: LocalHost, server: Server, production: Production) -> No
     raise ServingError(f"the embedded router did not come up: {tail or 'it said nothing'}.", hint=f"See {server.log}.")
 
 
-def _start_worker(production: Production, state: WorkerState, incumbent: Bundle, progress: Callable[[str], None]) -> None:
+def _start_worker(
+    production: Production, state: WorkerState, incumbent: Bundle, progress: Callable[[str], None]
+) -> None:
     session = production.fleet.session(state.host)
     lock = production.take_lock(session)
     driver, ready = production.driver(state.host), production.ready(state.host)
@@ -218,7 +270,9 @@ def _start_worker(production: Production, state: WorkerState, incumbent: Bundle,
         try:
             first_release(session, lock, driver, incumbent.digest, ready)
         except ServiceError as fault:
-            raise ServiceError(fault.message, hint=f"Its last lines:\n{driver.logs(session, 15).strip()}", host=state.host.name) from None
+            raise ServiceError(
+                fault.message, hint=f"Its last lines:\n{driver.logs(session, 15).strip()}", host=state.host.name
+            ) from None
     else:
         from phases.engines.ssh.services import start, wait_ready
 
@@ -231,6 +285,7 @@ def _start_worker(production: Production, state: WorkerState, incumbent: Bundle,
 def _require_known(states: list[WorkerState]) -> None:
     lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
     if lost:
-        raise ServingError(f"embedded workers cannot be reached: {ended(joined(lost))}", hint="Run `phase fleet down --purge` and try again.")
-
-
+        raise ServingError(
+            f"embedded workers cannot be reached: {ended(joined(lost))}",
+            hint="Run `phase fleet down --purge` and try again.",
+        )

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from phases.engines.embedded.provision import HERE, ServingEnvironment, cache_directory
 from phases.base.errors import ServingError
+from phases.engines.embedded.provision import HERE, ServingEnvironment, cache_directory
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
 
@@ -51,7 +51,9 @@ def ensure_model(environment: ServingEnvironment, shape: ModelShape, progress: C
     if done.returncode:
         shutil.rmtree(partial)
         tail = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise ServingError(f"the model cannot be made (exit {done.returncode}):\n{tail}\n", hint="Correct `embedded_fleet.model`.")
+        raise ServingError(
+            f"the model cannot be made (exit {done.returncode}):\n{tail}\n", hint="Correct `embedded_fleet.model`."
+        )
     try:
         os.rename(partial, final)
     except OSError:  # another process was faster; the same sizes give the same bytes

@@ -177,7 +177,7 @@ def _guard_torchvision(site: Path) -> None:
     decorator = '@torch.library.register_fake("torchvision::'
     if decorator not in text:
         return
-    guarded = "@(torch.library.register_fake if torchvision.extension._has_ops() else _absent)(\"torchvision::"
+    guarded = '@(torch.library.register_fake if torchvision.extension._has_ops() else _absent)("torchvision::'
     absent = "def _absent(name):\n    return lambda function: function\n\n\n"
     path.write_text(_before_first_definition(text.replace(decorator, guarded), absent))
 
@@ -196,7 +196,9 @@ def _run(argv: list[str], what: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise ServingError(f"could not {what} (exit {done.returncode}):\n{tail}\n", hint="Then run the same command again.")
+        raise ServingError(
+            f"could not {what} (exit {done.returncode}):\n{tail}\n", hint="Then run the same command again."
+        )
     return done.stdout.strip()
 
 
@@ -205,7 +207,9 @@ def _hash_tree(root: Path) -> dict[str, dict[str, object]]:
     names = [
         path
         for path in sorted(root.rglob("*"))
-        if (path.is_symlink() or path.is_file()) and "__pycache__" not in path.parts and not path.name.startswith(MARKER)
+        if (path.is_symlink() or path.is_file())
+        and "__pycache__" not in path.parts
+        and not path.name.startswith(MARKER)
     ]
     with ThreadPoolExecutor(2) as pool:
         return dict(zip((path.relative_to(root).as_posix() for path in names), pool.map(_hash_file, names)))

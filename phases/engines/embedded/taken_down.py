@@ -7,8 +7,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from phases.base.files import write_json
 from phases.base.errors import UsageError
+from phases.base.files import write_json
 from phases.playbook.schema import Playbook
 
 
@@ -45,7 +45,11 @@ def read(home: Path) -> TakenDown | None:
     """Of the fleet with this directory, whether or not that is still there; None when nobody has, or the record cannot be read."""
     try:
         record = TakenDown(**json.loads(_path(home).read_text(encoding="utf-8")))
-        return record if all(isinstance(at, int | float) for at in (record.begun, record.ended or 0, record.started or 0)) else None
+        return (
+            record
+            if all(isinstance(at, int | float) for at in (record.begun, record.ended or 0, record.started or 0))
+            else None
+        )
     except (OSError, ValueError, TypeError):
         return None
 

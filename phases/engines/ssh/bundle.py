@@ -80,7 +80,9 @@ def make_bundle(files: Mapping[str, Path | bytes], launch: Launch, facts: Mappin
     return Bundle(hashlib.sha256(text.encode()).hexdigest(), text, made)
 
 
-def bundle_release(wheels: Sequence[Path], objects: Sequence[Path], launch: Launch, facts: Mapping[str, Any] | None = None) -> Bundle:
+def bundle_release(
+    wheels: Sequence[Path], objects: Sequence[Path], launch: Launch, facts: Mapping[str, Any] | None = None
+) -> Bundle:
     """A bundle of wheels (unpacked under the site directory, so that a switch needs no pip on the host) and compiled objects.
 
     Objects go to `objects/<file name>`; the launch environment tells the kernel where they are.
@@ -91,7 +93,9 @@ def bundle_release(wheels: Sequence[Path], objects: Sequence[Path], launch: Laun
     for path in objects:
         name = f"objects/{path.name}"
         if name in files:
-            raise ReleaseError(f"two objects are called {path.name}.", hint="Give them different names.", host="this machine")
+            raise ReleaseError(
+                f"two objects are called {path.name}.", hint="Give them different names.", host="this machine"
+            )
         files[name] = path
     return make_bundle(files, launch, facts)
 
@@ -102,7 +106,9 @@ def _unpack(wheel: Path) -> dict[str, bytes]:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             return {_site_name(name): archive.read(name) for name in names}
     except (OSError, zipfile.BadZipFile) as fault:
-        raise ReleaseError(f"{wheel} is not a readable wheel: {fault}.", hint="Build it again.", host="this machine") from None
+        raise ReleaseError(
+            f"{wheel} is not a readable wheel: {fault}.", hint="Build it again.", host="this machine"
+        ) from None
 
 
 def _site_name(name: str) -> str:
@@ -115,7 +121,9 @@ def _site_name(name: str) -> str:
 def _file(path: str, source: Path | bytes) -> BundleFile:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or parts[0] in FORBIDDEN:
-        raise ReleaseError(f"{path!r} cannot be a path in a release.", hint="Use a plain relative path.", host="this machine")
+        raise ReleaseError(
+            f"{path!r} cannot be a path in a release.", hint="Use a plain relative path.", host="this machine"
+        )
     if isinstance(source, bytes):
         return BundleFile(path, hashlib.sha256(source).hexdigest(), len(source), False, source)
     try:
@@ -123,7 +131,9 @@ def _file(path: str, source: Path | bytes) -> BundleFile:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return BundleFile(path, digest, os.fstat(file.fileno()).st_size, os.access(source, os.X_OK), source)
     except OSError as fault:
-        raise ReleaseError(f"{source} cannot be read: {fault.strerror}.", hint="Build it again.", host="this machine") from None
+        raise ReleaseError(
+            f"{source} cannot be read: {fault.strerror}.", hint="Build it again.", host="this machine"
+        ) from None
 
 
 def _read(file: BundleFile, offset: int) -> Iterator[memoryview | bytes]:
@@ -137,4 +147,8 @@ def _read(file: BundleFile, offset: int) -> Iterator[memoryview | bytes]:
             yield data
             sent += len(data)
     if sent != file.size:
-        raise ReleaseError(f"{file.source} has changed since the release was made.", hint="Make the release again.", host="this machine")
+        raise ReleaseError(
+            f"{file.source} has changed since the release was made.",
+            hint="Make the release again.",
+            host="this machine",
+        )

@@ -14,7 +14,6 @@ from phases.engines.ssh.releases import NEVER, Pushed, ReleaseStore, parse_inven
 from phases.engines.ssh.services import ServiceDriver, stop, waiting
 from phases.engines.ssh.session import HostSession, op
 
-
 PUT_BACK = "rolled back by the toolkit"  # why a lease ended, as the host records it
 GOING_BACK_SECONDS = 60.0  # for a guard's restart, beyond the time requests in flight get
 
@@ -49,11 +48,18 @@ def push(session: HostSession, lock: HostLock, bundle: Bundle) -> Pushed:
 def first_release(session: HostSession, lock: HostLock, driver: ServiceDriver, digest: str, ready: Ready) -> None:
     """Put a host that has nothing on its first release and record it as good."""
     store = ReleaseStore(session, lock)
-    steps = [lock.taking(), store.switching(digest), driver.restarting(session.host), waiting(driver, ready.port, ready.path, ready.timeout)]
+    steps = [
+        lock.taking(),
+        store.switching(digest),
+        driver.restarting(session.host),
+        waiting(driver, ready.port, ready.path, ready.timeout),
+    ]
     session.do(*steps, op("release.good", digest=digest, token=lock.token), timeout=ready.timeout + driver.drain + 60)
 
 
-def guarded_switch(session: HostSession, lock: HostLock, driver: ServiceDriver, digest: str, ready: Ready, windows: Windows) -> Lease:
+def guarded_switch(
+    session: HostSession, lock: HostLock, driver: ServiceDriver, digest: str, ready: Ready, windows: Windows
+) -> Lease:
     """Arm, switch, restart and wait in one batch; then confirm over a new connection.
 
     Returns the confirmed lease, whose session replaces the one passed in. It must now be renewed, and kept or cancelled.
@@ -65,15 +71,22 @@ def guarded_switch(session: HostSession, lock: HostLock, driver: ServiceDriver, 
     if windows.arm <= ready.timeout:
         raise LeaseError(
             f"the lease of {windows.arm:g} s would run out before the {ready.timeout:g} s the service may take to start.",
-            hint="Make the arm window longer than the ready timeout plus the drain.", host=host.name,
-        )  # fmt: skip
+            hint="Make the arm window longer than the ready timeout plus the drain.",
+            host=host.name,
+        )
     store, lease = ReleaseStore(session, lock), Lease(session, lock.token)
     previous = session.do(lock.taking(), op("inventory"))[1]["current"]
     limit = driver.drain + 30
     arm = lease.arming(digest, previous, windows.arm, driver.restart_argv(host), driver.stop_argv(host), limit)
     switch = store.switching(digest, lease=lease.id)
     try:
-        session.do(arm, switch, driver.restarting(host), waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + limit + 30)
+        session.do(
+            arm,
+            switch,
+            driver.restarting(host),
+            waiting(driver, ready.port, ready.path, ready.timeout),
+            timeout=ready.timeout + limit + 30,
+        )
         lease.confirm(windows.bake, windows.turn)
         return lease
     except UnreachableError as fault:
@@ -121,7 +134,11 @@ def switch_back(session: HostSession, lock: HostLock, driver: ServiceDriver, rea
     if lease and lease["active"]:
         state = Lease(session, lock.token, lease_id=lease["id"]).cancel(PUT_BACK)
         if state.state != "reverted":
-            raise LeaseError(f"going back ended as {state.state}: {state.reason}.", hint="Look at the service's log.", host=session.host.name)
+            raise LeaseError(
+                f"going back ended as {state.state}: {state.reason}.",
+                hint="Look at the service's log.",
+                host=session.host.name,
+            )
         if state.current != NEVER and (not target or state.current == target):
             session.do(waiting(driver, ready.port, ready.path, ready.timeout), timeout=ready.timeout + 30)
             return state.current
@@ -147,7 +164,11 @@ def end_service(session: HostSession, driver: ServiceDriver, clock: Clock, reaso
     while not _settled(session, reason):
         ran = True  # or is about to
         if clock.monotonic() > limit:
-            raise ServiceError("its service is being restarted, for longer than that takes.", hint="Look at its log.", host=session.host.name)
+            raise ServiceError(
+                "its service is being restarted, for longer than that takes.",
+                hint="Look at its log.",
+                host=session.host.name,
+            )
         clock.sleep(0.2)
     stop(driver, session)
     return ran

@@ -77,14 +77,21 @@ def checks(playbook: Playbook) -> list[tuple[str, Check]]:
     if settings is None:
         return []
     expected = Expected(architectures=_built_for(playbook))
-    return [("fleet", lambda: check_fleet(settings, expected)), ("router", lambda: check_router(settings.router, settings.workers()))]
+    return [
+        ("fleet", lambda: check_fleet(settings, expected)),
+        ("router", lambda: check_router(settings.router, settings.workers())),
+    ]
 
 
-def check_fleet(settings: FleetSettings, expected: Expected, *, connect: Connect = connect, now: Callable[[], float] = time.time) -> list[Finding]:
+def check_fleet(
+    settings: FleetSettings, expected: Expected, *, connect: Connect = connect, now: Callable[[], float] = time.time
+) -> list[Finding]:
     """Look at all hosts side by side."""
     hosts = settings.workers()
     with Fleet(hosts, limit=settings.at_once, connect=connect) as fleet:
-        results = fleet.each(lambda session: look(session, settings.service.driver(session.host), now), deadline=DEADLINE)
+        results = fleet.each(
+            lambda session: look(session, settings.service.driver(session.host), now), deadline=DEADLINE
+        )
     findings: list[Finding] = []
     for host in hosts:
         result = results[host.name]
@@ -128,16 +135,24 @@ def _unseen(host: Host, error: BaseException | None, reason: str) -> Finding:
     name = next((label for kind, label in kinds.items() if isinstance(error, kind)), "reachability")
     if isinstance(error, PhaseError):
         return Finding(name, Health.PROBLEM, error.message, error.hint or "See what the host says.", host.name)
-    return Finding(name, Health.PROBLEM, reason, f"It gave no answer within {DEADLINE:g} s: look at the host and the network.", host.name)
+    return Finding(
+        name,
+        Health.PROBLEM,
+        reason,
+        f"It gave no answer within {DEADLINE:g} s: look at the host and the network.",
+        host.name,
+    )
 
 
 def judge(host: Host, report: HostReport, expected: Expected) -> Iterator[Finding]:
     """Everything that is wrong or doubtful about one host."""
     built = report.inventory.facts
     expected = Expected(
-        expected.architectures or tuple(built.get("architectures", ())), expected.torch or built.get("torch", ""),
-        expected.sglang or built.get("sglang", ""), built.get("cxx11_abi") if expected.cxx11_abi is None else expected.cxx11_abi,
-    )  # fmt: skip
+        expected.architectures or tuple(built.get("architectures", ())),
+        expected.torch or built.get("torch", ""),
+        expected.sglang or built.get("sglang", ""),
+        built.get("cxx11_abi") if expected.cxx11_abi is None else expected.cxx11_abi,
+    )
     for check in (_judge_machine, _judge_gpus, _judge_serving, _judge_state):
         for name, health, found, cure in check(report, expected):
             yield Finding(name, health, found, cure, host.name)
@@ -153,10 +168,20 @@ def _judge_machine(report: HostReport, expected: Expected) -> Iterator[Row]:
     free = facts["free"]
     if free < DISK_WARNING:
         health = Health.PROBLEM if free < DISK_PROBLEM else Health.WARNING
-        yield "disk", health, f"{free / 2**30:.1f} GiB free below the root", "Free some space, or keep fewer releases (`keep_releases`)."
+        yield (
+            "disk",
+            health,
+            f"{free / 2**30:.1f} GiB free below the root",
+            "Free some space, or keep fewer releases (`keep_releases`).",
+        )
     if abs(report.skew) > SKEW_WARNING:
         health = Health.PROBLEM if abs(report.skew) > SKEW_PROBLEM else Health.WARNING
-        yield "clock", health, f"{report.skew:+.1f} s against this machine", "Set up time synchronisation (chrony) there or here."
+        yield (
+            "clock",
+            health,
+            f"{report.skew:+.1f} s against this machine",
+            "Set up time synchronisation (chrony) there or here.",
+        )
     if facts["kills_user_processes"]:
         cure = "`loginctl enable-linger` for this user, or KillUserProcesses=no in logind.conf: the lease guard must outlive the connection."
         yield "lease guard", Health.PROBLEM, "logind ends what a session leaves running", cure
@@ -169,13 +194,28 @@ def _judge_gpus(report: HostReport, expected: Expected) -> Iterator[Row]:
         return
     built = {arch for arch in expected.architectures if arch.startswith("sm_")}
     if built and not gpus:
-        yield "gpu", Health.WARNING, "no GPU, though the kernel is built for some", "Take the host out of the fleet, or install the driver."
+        yield (
+            "gpu",
+            Health.WARNING,
+            "no GPU, though the kernel is built for some",
+            "Take the host out of the fleet, or install the driver.",
+        )
     for capability in sorted({gpu["capability"] for gpu in gpus}):
         arch = "sm_" + capability.replace(".", "")
         if built and not any(_runs_on(one, arch) for one in built):
-            yield "architecture", Health.PROBLEM, f"{arch}; built for {', '.join(sorted(built))}", f"Add {arch} to the architectures and build again."
+            yield (
+                "architecture",
+                Health.PROBLEM,
+                f"{arch}; built for {', '.join(sorted(built))}",
+                f"Add {arch} to the architectures and build again.",
+            )
     if len({gpu["driver"] for gpu in gpus}) > 1:
-        yield "driver", Health.PROBLEM, f"several: {', '.join(sorted({g['driver'] for g in gpus}))}", "Reload the driver or reboot."
+        yield (
+            "driver",
+            Health.PROBLEM,
+            f"several: {', '.join(sorted({g['driver'] for g in gpus}))}",
+            "Reload the driver or reboot.",
+        )
 
 
 def _runs_on(built: str, arch: str) -> bool:
@@ -195,42 +235,97 @@ def _judge_serving(report: HostReport, expected: Expected) -> Iterator[Row]:
         if not found:
             yield name, Health.WARNING, "not installed in the serving Python", cure
         elif wanted and found.split("+")[0] != wanted.split("+")[0]:
-            yield name, Health.PROBLEM, f"{found}, the release was built for {wanted}", f"Install {name} {wanted} there, or build the release for {found}."
+            yield (
+                name,
+                Health.PROBLEM,
+                f"{found}, the release was built for {wanted}",
+                f"Install {name} {wanted} there, or build the release for {found}.",
+            )
     if "torch_fault" in serving:
-        yield "torch", Health.PROBLEM, f"cannot be imported: {serving['torch_fault']}", "Install it again in the serving Python."
+        yield (
+            "torch",
+            Health.PROBLEM,
+            f"cannot be imported: {serving['torch_fault']}",
+            "Install it again in the serving Python.",
+        )
     abi = serving.get("cxx11_abi")
     if expected.cxx11_abi is not None and abi is not None and abi != expected.cxx11_abi:
-        yield "torch ABI", Health.PROBLEM, f"C++11 ABI {abi}, the release has {expected.cxx11_abi}", "Build the release against this torch."
+        yield (
+            "torch ABI",
+            Health.PROBLEM,
+            f"C++11 ABI {abi}, the release has {expected.cxx11_abi}",
+            "Build the release against this torch.",
+        )
 
 
 def _judge_state(report: HostReport, expected: Expected) -> Iterator[Row]:
     lock, lease, inventory = report.lock, report.inventory.lease, report.inventory
     if lock and not lock.orphan:
-        yield "lock", Health.WARNING, f"held by {lock.owner} for {lock.purpose}, {lock.age:.0f} s", "Wait for that run; `phase unlock` if it is over."
+        yield (
+            "lock",
+            Health.WARNING,
+            f"held by {lock.owner} for {lock.purpose}, {lock.age:.0f} s",
+            "Wait for that run; `phase unlock` if it is over.",
+        )
     if lease and lease["active"]:
-        yield "lease", Health.WARNING, f"{lease['state']}, {lease['seconds_left']:.0f} s left", "A run is under way, or its machine died: then it goes back by itself."
+        yield (
+            "lease",
+            Health.WARNING,
+            f"{lease['state']}, {lease['seconds_left']:.0f} s left",
+            "A run is under way, or its machine died: then it goes back by itself.",
+        )
     if lease and lease["state"] == "revert_failed":
-        yield "lease", Health.PROBLEM, f"going back failed: {lease['reason']}", "Look at the service's log and start it by hand."
+        yield (
+            "lease",
+            Health.PROBLEM,
+            f"going back failed: {lease['reason']}",
+            "Look at the service's log and start it by hand.",
+        )
     if report.tended:
-        yield "lease guard", Health.WARNING, f"it was lost; {report.tended}", "Find out what killed it (out of memory, logind)."
+        yield (
+            "lease guard",
+            Health.WARNING,
+            f"it was lost; {report.tended}",
+            "Find out what killed it (out of memory, logind).",
+        )
     if inventory.current != NEVER and inventory.current not in inventory.releases:
-        yield "release", Health.PROBLEM, f"current ({inventory.current[:12]}) is not complete", "Roll back, or push it again."
+        yield (
+            "release",
+            Health.PROBLEM,
+            f"current ({inventory.current[:12]}) is not complete",
+            "Roll back, or push it again.",
+        )
     if isinstance(report.service, str):
         yield "service", Health.PROBLEM, report.service, "Check `service` of the fleet section."
     elif inventory.current != NEVER and not report.service.running:
-        yield "service", Health.PROBLEM, f"not running ({report.service.detail})", "Read its log; start it or roll back."
+        yield (
+            "service",
+            Health.PROBLEM,
+            f"not running ({report.service.detail})",
+            "Read its log; start it or roll back.",
+        )
 
 
 def _odd_ones_out(reports: dict[str, HostReport]) -> Iterator[Finding]:
     """Hosts that differ from most others in what a release is built against."""
-    for name, pick in {"torch": lambda r: r.serving.get("torch"), "sglang": lambda r: r.serving.get("sglang"), "driver": _driver}.items():
+    for name, pick in {
+        "torch": lambda r: r.serving.get("torch"),
+        "sglang": lambda r: r.serving.get("sglang"),
+        "driver": _driver,
+    }.items():
         found = {host: pick(report) for host, report in reports.items() if pick(report)}
         if len(set(found.values())) < 2:
             continue
         usual = Counter(found.values()).most_common(1)[0][0]
         for host, value in found.items():
             if value != usual:
-                yield Finding(name, Health.WARNING, f"{value}, most of the fleet has {usual}", "Bring the hosts to the same version.", host)
+                yield Finding(
+                    name,
+                    Health.WARNING,
+                    f"{value}, most of the fleet has {usual}",
+                    "Bring the hosts to the same version.",
+                    host,
+                )
 
 
 def _driver(report: HostReport) -> str:
@@ -241,10 +336,15 @@ def _driver(report: HostReport) -> str:
 def _summary(report: HostReport) -> str:
     facts, serving = report.facts, report.serving
     gpus = Counter(gpu["name"] for gpu in facts["gpus"]) if isinstance(facts["gpus"], list) else {}
-    parts = [f"python {facts['python']}", *(f"{name} {serving[name]}" for name in ("torch", "sglang") if name in serving)]
+    parts = [
+        f"python {facts['python']}",
+        *(f"{name} {serving[name]}" for name in ("torch", "sglang") if name in serving),
+    ]
     parts += [f"{count} × {name}" for name, count in gpus.items()]
     current = report.inventory.current
-    return ", ".join([*parts, f"{facts['free'] / 2**30:.0f} GiB free", f"current {current[:12] if current != NEVER else 'none'}"])
+    return ", ".join(
+        [*parts, f"{facts['free'] / 2**30:.0f} GiB free", f"current {current[:12] if current != NEVER else 'none'}"]
+    )
 
 
 def check_router(settings: RouterSettings, workers: Sequence[Host]) -> Iterable[Finding]:
@@ -253,7 +353,11 @@ def check_router(settings: RouterSettings, workers: Sequence[Host]) -> Iterable[
     from phases.engines.ssh.router import make_router
 
     if settings.kind.value == "none" and not settings.observe:
-        return [Finding("router", Health.WARNING, "none configured", "Set `router` in the fleet section before phases 3 and 4.")]
+        return [
+            Finding(
+                "router", Health.WARNING, "none configured", "Set `router` in the fleet section before phases 3 and 4."
+            )
+        ]
     try:
         listed = {worker.url: worker.healthy for worker in make_router(settings, SystemClock()).workers()}
     except PhaseError as fault:
@@ -262,14 +366,25 @@ def check_router(settings: RouterSettings, workers: Sequence[Host]) -> Iterable[
     absent = [host.name for host in workers if host.url not in listed]
     known = f"{len(workers) - len(absent)} of {len(workers)} workers in service"
     if sick:
-        return [Finding("router", Health.PROBLEM, f"{known}; finds {', '.join(sick)} unhealthy", "Look at those workers.")]
-    return [Finding("router", Health.WARNING if absent else Health.OK, known, f"Not in service: {', '.join(absent)}." if absent else "")]
+        return [
+            Finding("router", Health.PROBLEM, f"{known}; finds {', '.join(sick)} unhealthy", "Look at those workers.")
+        ]
+    return [
+        Finding(
+            "router",
+            Health.WARNING if absent else Health.OK,
+            known,
+            f"Not in service: {', '.join(absent)}." if absent else "",
+        )
+    ]
 
 
 def _built_for(playbook: Playbook) -> tuple[str, ...]:
     """Architectures that Phase 1 of this playbook must build for."""
     for section in playbook.phases:
-        found = tuple(getattr(section.settings, "architectures", ())) + tuple(getattr(section.settings, "optional_architectures", ()))
+        found = tuple(getattr(section.settings, "architectures", ())) + tuple(
+            getattr(section.settings, "optional_architectures", ())
+        )
         if found:
             return found
     return ()

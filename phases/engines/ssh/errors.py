@@ -54,12 +54,28 @@ class HostLockedError(LockedError, FleetError):
 
 
 _BY_CODE: dict[str, type[FleetError]] = {
-    "disk_full": DiskFullError, "corrupt": ReleaseError, "incomplete": ReleaseError, "bad_digest": ReleaseError,
-    "bad_manifest": ReleaseError, "offset": ReleaseError, "cut_off": ReleaseError, "nothing_current": ReleaseError,
-    "not_current": ReleaseError, "locked": HostLockedError, "lock_lost": HostLockedError, "lock_changed": HostLockedError,
-    "guard_failed": LeaseError, "died": ServiceError, "not_started": ServiceError, "not_ready": ServiceError,
-    "no_value": ServiceError, "port_taken": ServiceError, "command_failed": CommandError, "command_timeout": CommandError, "no_program": CommandError,
-}  # fmt: skip
+    "disk_full": DiskFullError,
+    "corrupt": ReleaseError,
+    "incomplete": ReleaseError,
+    "bad_digest": ReleaseError,
+    "bad_manifest": ReleaseError,
+    "offset": ReleaseError,
+    "cut_off": ReleaseError,
+    "nothing_current": ReleaseError,
+    "not_current": ReleaseError,
+    "locked": HostLockedError,
+    "lock_lost": HostLockedError,
+    "lock_changed": HostLockedError,
+    "guard_failed": LeaseError,
+    "died": ServiceError,
+    "not_started": ServiceError,
+    "not_ready": ServiceError,
+    "no_value": ServiceError,
+    "port_taken": ServiceError,
+    "command_failed": CommandError,
+    "command_timeout": CommandError,
+    "no_program": CommandError,
+}
 
 
 def from_host(host: str, fault: dict[str, Any]) -> FleetError:

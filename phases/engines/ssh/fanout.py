@@ -110,7 +110,9 @@ def fan_out(
     try:
         while True:
             with run.changed:
-                run.changed.wait_for(lambda: len(run.order) > reported or len(run.order) == len(hosts), _remaining(until))
+                run.changed.wait_for(
+                    lambda seen=reported: len(run.order) > seen or len(run.order) == len(hosts), _remaining(until)
+                )
                 ready, finished = run.order[reported:], len(run.order) == len(hosts)
             for result in ready:
                 on_result(result)

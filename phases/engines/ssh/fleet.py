@@ -36,7 +36,9 @@ class Fleet:
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise UsageError(f"there is no host {name} in the fleet.", hint=f"Known: {', '.join(host.name for host in self.hosts)}.")
+        raise UsageError(
+            f"there is no host {name} in the fleet.", hint=f"Known: {', '.join(host.name for host in self.hosts)}."
+        )
 
     def session(self, host: Host) -> HostSession:
         """The host's session; the connection is made when it is first used."""
@@ -61,7 +63,14 @@ class Fleet:
     ) -> Results[T]:
         """`fan_out` of an action on sessions; what hangs at the deadline has its connection closed. `limit`: another than the fleet's."""
         chosen = self.hosts if hosts is None else hosts
-        return fan_out(chosen, lambda host: act(self.session(host)), limit=limit or self.limit, deadline=deadline, abandon=self._abandon, on_result=on_result)
+        return fan_out(
+            chosen,
+            lambda host: act(self.session(host)),
+            limit=limit or self.limit,
+            deadline=deadline,
+            abandon=self._abandon,
+            on_result=on_result,
+        )
 
     def close(self) -> None:
         """End all sessions, side by side; the hosts drop locks that no lease has taken over."""

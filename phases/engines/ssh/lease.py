@@ -34,7 +34,15 @@ class Lease:
     def __init__(self, session: HostSession, token: str, *, lease_id: str = "") -> None:
         self.session, self.token, self.id = session, token, lease_id or secrets.token_hex(8)
 
-    def arming(self, release: str, previous: str, window: float, restart: Sequence[str], stop: Sequence[str], command_timeout: float = 120.0) -> Operation:
+    def arming(
+        self,
+        release: str,
+        previous: str,
+        window: float,
+        restart: Sequence[str],
+        stop: Sequence[str],
+        command_timeout: float = 120.0,
+    ) -> Operation:
         """`arm` as an operation: put it in one batch with the switch and the restart.
 
         Args:
@@ -42,11 +50,26 @@ class Lease:
             restart, stop: argv on the host, from the service driver.
         """
         return op(
-            "lease.arm", lease_id=self.id, release=release, previous=previous, window=window, token=self.token,
-            restart=list(restart), stop=list(stop), command_timeout=command_timeout,
-        )  # fmt: skip
+            "lease.arm",
+            lease_id=self.id,
+            release=release,
+            previous=previous,
+            window=window,
+            token=self.token,
+            restart=list(restart),
+            stop=list(stop),
+            command_timeout=command_timeout,
+        )
 
-    def arm(self, release: str, previous: str, window: float, restart: Sequence[str], stop: Sequence[str], command_timeout: float = 120.0) -> LeaseState:
+    def arm(
+        self,
+        release: str,
+        previous: str,
+        window: float,
+        restart: Sequence[str],
+        stop: Sequence[str],
+        command_timeout: float = 120.0,
+    ) -> LeaseState:
         return _state(self.session.do(self.arming(release, previous, window, restart, stop, command_timeout))[0])
 
     def confirm(self, window: float, turn: float = 0.0) -> LeaseState:
@@ -82,7 +105,9 @@ class Lease:
         Args:
             stop: leave the service stopped rather than restart it; LeaseError while the host is in the middle of a restart.
         """
-        return _state(self.session.do(op("lease.cancel", lease_id=self.id, reason=reason, stop=stop), timeout=timeout)[0])
+        return _state(
+            self.session.do(op("lease.cancel", lease_id=self.id, reason=reason, stop=stop), timeout=timeout)[0]
+        )
 
     def observe(self) -> LeaseState | None:
         return read_lease(self.session)

@@ -10,10 +10,9 @@ import socket
 import time
 from dataclasses import dataclass
 
+from phases.base.processes import Life, life_of
 from phases.engines.ssh.errors import HostLockedError
 from phases.engines.ssh.session import HostSession, Operation, op
-from phases.base.processes import Life, life_of
-
 
 GONE = (
     "Its process is gone: go on with that run (the same command and `--resume`), take production back (`phase rollback`), or wait until its "

@@ -97,8 +97,18 @@ def read_inventory(session: HostSession) -> Inventory:
 
 def parse_inventory(found: dict[str, Any]) -> Inventory:
     """The answer to the operation `inventory`, where it was part of a batch."""
-    by_state = {state: tuple(r["digest"] for r in found["releases"] if r["complete"] is state) for state in (True, False)}
-    return Inventory(by_state[True], by_state[False], found["current"], found["last_good"], found["lease"], found["free"], found["facts"])
+    by_state = {
+        state: tuple(r["digest"] for r in found["releases"] if r["complete"] is state) for state in (True, False)
+    }
+    return Inventory(
+        by_state[True],
+        by_state[False],
+        found["current"],
+        found["last_good"],
+        found["lease"],
+        found["free"],
+        found["facts"],
+    )
 
 
 def read_audit(session: HostSession, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
@@ -115,7 +125,13 @@ def read_audit(session: HostSession, offset: int = 0) -> tuple[list[dict[str, An
 def rollback_target(inventory: Inventory, host: str) -> str:
     """The release a rollback goes to: the recorded last-good one, never just the second newest; FleetError when there is none."""
     if inventory.last_good == NEVER:
-        raise FleetError("no release has been recorded as good.", hint="There is nothing to go back to; push and keep one first.", host=host)
+        raise FleetError(
+            "no release has been recorded as good.",
+            hint="There is nothing to go back to; push and keep one first.",
+            host=host,
+        )
     if inventory.last_good not in inventory.releases:
-        raise ReleaseError(f"the last good release {inventory.last_good[:12]} is not complete.", hint="Push it again.", host=host)
+        raise ReleaseError(
+            f"the last good release {inventory.last_good[:12]} is not complete.", hint="Push it again.", host=host
+        )
     return inventory.last_good

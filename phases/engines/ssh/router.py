@@ -57,7 +57,9 @@ def share(workers: Sequence[RoutedWorker], urls: Collection[str]) -> float:
     wanted = {_plain(url) for url in urls}
     healthy = [worker for worker in workers if worker.healthy]
     if not healthy:
-        raise RouterError("no worker behind the router is healthy.", hint="Start one before anything else; users get errors now.")
+        raise RouterError(
+            "no worker behind the router is healthy.", hint="Start one before anything else; users get errors now."
+        )
     return sum(_plain(worker.url) in wanted for worker in healthy) / len(healthy)
 
 
@@ -95,9 +97,15 @@ class SglangRouter:
     def workers(self) -> tuple[RoutedWorker, ...]:
         listed = self._call("GET", "/workers")
         try:
-            return tuple(RoutedWorker(_plain(w["url"]), bool(w["is_healthy"]), str(w["id"]), int(w.get("load", 0))) for w in listed["workers"])
+            return tuple(
+                RoutedWorker(_plain(w["url"]), bool(w["is_healthy"]), str(w["id"]), int(w.get("load", 0)))
+                for w in listed["workers"]
+            )
         except (KeyError, TypeError, ValueError) as fault:
-            raise RouterError(f"{self.url}/workers answers in a form not known here ({fault!r}).", hint="Is this an sglang-router 0.3?") from None
+            raise RouterError(
+                f"{self.url}/workers answers in a form not known here ({fault!r}).",
+                hint="Is this an sglang-router 0.3?",
+            ) from None
 
     def add(self, url: str) -> None:
         url = _plain(url)
@@ -120,7 +128,10 @@ class SglangRouter:
         for worker in while_listed:
             self._call("DELETE", f"/workers/{worker.id}", missing_is_fine=True)
         if not self._until(lambda: self._find(url) is None):
-            raise RouterError(f"{self.url} still lists {url} after {self.timeout:g} s.", hint="It may still send it requests: stop the worker, or restart the router.")
+            raise RouterError(
+                f"{self.url} still lists {url} after {self.timeout:g} s.",
+                hint="It may still send it requests: stop the worker, or restart the router.",
+            )
 
     def _find(self, url: str) -> RoutedWorker | None:
         return next((worker for worker in self.workers() if worker.url == url), None)
@@ -148,17 +159,28 @@ class SglangRouter:
         except RouterError:
             return
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, *, missing_is_fine: bool = False) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, missing_is_fine: bool = False
+    ) -> dict[str, Any]:
         try:
             answer = self._session.request(method, self.url + path, json=body, timeout=HTTP_SECONDS)
         except requests.RequestException as fault:
-            raise RouterError(f"{self.url} does not answer ({type(fault).__name__}).", hint="Is the router running, and is its `url` right?") from None
+            raise RouterError(
+                f"{self.url} does not answer ({type(fault).__name__}).",
+                hint="Is the router running, and is its `url` right?",
+            ) from None
         if answer.status_code == 404 and missing_is_fine:
             return {}
         if answer.status_code in (401, 403):
-            raise RouterError(f"{self.url} refuses us ({answer.status_code}).", hint="Set `router.api_key_env` to the variable that holds its key.")
+            raise RouterError(
+                f"{self.url} refuses us ({answer.status_code}).",
+                hint="Set `router.api_key_env` to the variable that holds its key.",
+            )
         if answer.status_code not in (200, 202):
-            raise RouterError(f"{method} {self.url}{path} gave {answer.status_code}: {answer.text[:200]}", hint="Look at the router's log.")
+            raise RouterError(
+                f"{method} {self.url}{path} gave {answer.status_code}: {answer.text[:200]}",
+                hint="Look at the router's log.",
+            )
         try:
             return dict(answer.json())
         except (ValueError, TypeError):
@@ -173,7 +195,9 @@ class HookRouter:
 
     name = "none"
 
-    def __init__(self, add: Sequence[str], remove: Sequence[str], observe: Sequence[str], clock: Clock, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self, add: Sequence[str], remove: Sequence[str], observe: Sequence[str], clock: Clock, *, timeout: float = 60.0
+    ) -> None:
         self._add, self._remove, self._observe = tuple(add), tuple(remove), tuple(observe)
         self.clock, self.timeout = clock, timeout
 
@@ -181,9 +205,13 @@ class HookRouter:
         """URLs that `observe` prints, as a JSON list or one a line; each counts as healthy."""
         out = self._run(self._observe, "observe", "").strip()
         try:
-            urls = json.loads(out) if out.startswith("[") else [line.strip() for line in out.splitlines() if line.strip()]
+            urls = (
+                json.loads(out) if out.startswith("[") else [line.strip() for line in out.splitlines() if line.strip()]
+            )
         except ValueError:
-            raise RouterError(f"the observe hook printed neither a JSON list nor lines: {out[:100]!r}.", hint="Print one URL a line.") from None
+            raise RouterError(
+                f"the observe hook printed neither a JSON list nor lines: {out[:100]!r}.", hint="Print one URL a line."
+            ) from None
         return tuple(RoutedWorker(_plain(str(url)), True) for url in urls)
 
     def add(self, url: str) -> None:
@@ -201,7 +229,10 @@ class HookRouter:
         while self._has(url) is not wanted:
             if self.clock.monotonic() >= until:
                 state = "not in service" if wanted else "still in service"
-                raise RouterError(f"{url} is {state} {self.timeout:g} s after the {name} hook ran.", hint="Check the hooks against each other.")
+                raise RouterError(
+                    f"{url} is {state} {self.timeout:g} s after the {name} hook ran.",
+                    hint="Check the hooks against each other.",
+                )
             self.clock.sleep(POLL_SECONDS)
 
     def _has(self, url: str) -> bool:
@@ -209,14 +240,22 @@ class HookRouter:
 
     def _run(self, hook: tuple[str, ...], name: str, url: str) -> str:
         if not hook:
-            raise RouterError(f"there is no `{name}` hook.", hint="Give `router` the hooks add, remove and observe, or `kind: sglang`.")
+            raise RouterError(
+                f"there is no `{name}` hook.",
+                hint="Give `router` the hooks add, remove and observe, or `kind: sglang`.",
+            )
         argv = [part.replace("{url}", url) for part in hook]
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.timeout, check=False)
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.timeout, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as fault:
             raise RouterError(f"the {name} hook {argv[0]} cannot be run: {fault}.", hint="Check its path.") from None
         if done.returncode != 0:
-            raise RouterError(f"the {name} hook ended with status {done.returncode}: {done.stderr.strip()[-200:]}", hint="Run it by hand.")
+            raise RouterError(
+                f"the {name} hook ended with status {done.returncode}: {done.stderr.strip()[-200:]}",
+                hint="Run it by hand.",
+            )
         return done.stdout
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from phases.base.redaction import without_secrets
 from phases.engines.ssh.errors import ServiceError
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.kit import script
 from phases.engines.ssh.session import HostSession, Operation, op
-from phases.base.redaction import without_secrets
 
 DRAIN_SECONDS = 30.0
 
@@ -62,13 +62,17 @@ def restart(driver: ServiceDriver, session: HostSession) -> None:
     session.do(driver.restarting(session.host), timeout=_limit(driver))
 
 
-def wait_ready(driver: ServiceDriver, session: HostSession, port: int, path: str = "/health", timeout: float = 300.0) -> float:
+def wait_ready(
+    driver: ServiceDriver, session: HostSession, port: int, path: str = "/health", timeout: float = 300.0
+) -> float:
     """Seconds until a GET from the host itself answered 200; ServiceError with the last log lines when it does not in time."""
     try:
         return float(session.do(waiting(driver, port, path, timeout), timeout=timeout + 30)[0]["seconds"])
     except ServiceError as fault:
         tail = driver.logs(session, 15).strip()
-        raise ServiceError(fault.message, hint=f"Its last lines:\n{tail}" if tail else fault.hint, host=session.host.name) from None
+        raise ServiceError(
+            fault.message, hint=f"Its last lines:\n{tail}" if tail else fault.hint, host=session.host.name
+        ) from None
 
 
 def waiting(driver: ServiceDriver, port: int, path: str = "/health", timeout: float = 300.0) -> Operation:
@@ -146,12 +150,26 @@ class SystemdDriver:
         argv = self._systemctl("show", self.unit, "--property=ActiveState,SubState,MainPID,LoadState")
         found = dict(line.split("=", 1) for line in _out(session, argv).splitlines() if "=" in line)
         if found.get("LoadState") == "not-found":
-            raise ServiceError(f"there is no unit {self.unit}.", hint="Install it (`SystemdDriver.unit_text` shows one).", host=session.host.name)
+            raise ServiceError(
+                f"there is no unit {self.unit}.",
+                hint="Install it (`SystemdDriver.unit_text` shows one).",
+                host=session.host.name,
+            )
         detail = f"{found.get('ActiveState', '?')} ({found.get('SubState', '?')})"
         return ServiceStatus(found.get("ActiveState") == "active", int(found.get("MainPID") or 0), detail)
 
     def logs(self, session: HostSession, lines: int = 50) -> str:
-        argv = ["journalctl", *(["--user"] if self.user else []), "--unit", self.unit, "--lines", str(lines), "--no-pager", "--output", "short-iso"]
+        argv = [
+            "journalctl",
+            *(["--user"] if self.user else []),
+            "--unit",
+            self.unit,
+            "--lines",
+            str(lines),
+            "--no-pager",
+            "--output",
+            "short-iso",
+        ]
         return without_secrets(_out(session, argv))
 
     def unit_text(self, host: Host) -> str:
@@ -192,7 +210,9 @@ class DockerDriver:
         return ["docker", "stop", "--time", f"{self.drain:.0f}", self.container]
 
     def status(self, session: HostSession) -> ServiceStatus:
-        state: dict[str, Any] = json.loads(_out(session, ["docker", "inspect", "--format", "{{json .State}}", self.container]))
+        state: dict[str, Any] = json.loads(
+            _out(session, ["docker", "inspect", "--format", "{{json .State}}", self.container])
+        )
         detail = state["Status"] if state["Running"] else f"{state['Status']} ({state['ExitCode']})"
         return ServiceStatus(bool(state["Running"]), int(state["Pid"]), detail)
 

@@ -50,7 +50,9 @@ class HostSession:
     def host(self) -> Host:
         return self.transport.host
 
-    def do(self, *operations: Operation, timeout: float | None = None, body: Iterable[bytes | memoryview] = ()) -> list[Any]:
+    def do(
+        self, *operations: Operation, timeout: float | None = None, body: Iterable[bytes | memoryview] = ()
+    ) -> list[Any]:
         """Run the operations and return their results.
 
         Args:
@@ -112,7 +114,9 @@ class HostSession:
 
     def _start(self) -> Stream:
         limit = self.host.timeouts.command
-        stream = self.transport.open([self.host.python, "-E", "-s", "-S", "-c", BOOT, self.host.root, kit().digest, str(self.idle)])
+        stream = self.transport.open(
+            [self.host.python, "-E", "-s", "-S", "-c", BOOT, self.host.root, kit().digest, str(self.idle)]
+        )
         self._stream, self._buffer = stream, b""
         first = self._line(stream, limit).strip()
         while not first.startswith(MARK.encode()):  # what login scripts print

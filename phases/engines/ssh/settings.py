@@ -51,12 +51,16 @@ class HostSettings:
     python: str = setting("python3", help="Python 3.8 or newer on the host", not_empty=True)
     sudo: str = setting("", help="user to become with `sudo -n`")
     labels: dict[str, str] = setting(help="for choosing workers: role, arch ...", factory=dict)
-    vars: dict[str, str] = setting(help="values of {name} in launch arguments and environment, such as gpus: \"0,1,2,3\"", factory=dict)
+    vars: dict[str, str] = setting(
+        help='values of {name} in launch arguments and environment, such as gpus: "0,1,2,3"', factory=dict
+    )
     ssh: SshSettings | None = setting(None, help="login of this worker; default: the fleet's")
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         for name in sorted({"port", "release", "root"} & set(self.vars)):
-            mistakes.add(node.get("vars") or node, f"{node.path}: `vars` cannot give another {name} than the worker has")
+            mistakes.add(
+                node.get("vars") or node, f"{node.path}: `vars` cannot give another {name} than the worker has"
+            )
 
     @property
     def served_at(self) -> str:
@@ -84,7 +88,9 @@ class ServiceSettings:
         if self.kind is not ServiceKind.PROCESS and not self.name:
             mistakes.add(node, f"{node.path}: a {self.kind.value} service needs its `name`")
         if self.name.startswith("-"):
-            mistakes.add(node.get("name") or node, f"{node.path}: `name` {self.name!r} would be an option to systemctl or docker")
+            mistakes.add(
+                node.get("name") or node, f"{node.path}: `name` {self.name!r} would be an option to systemctl or docker"
+            )
 
     def driver(self, host: Host) -> ServiceDriver:
         """The driver for one worker."""
@@ -114,12 +120,17 @@ class RouterSettings:
     kind: RouterKind = setting(RouterKind.NONE, help="sglang (sglang-router over HTTP) or none (hooks)")
     url: str = setting("", help="address of sglang-router", pattern=r"|https?://\S+")
     api_key_env: str = setting("", help="environment variable that holds the router's key")
-    metrics: str = setting("", help="address whose /metrics are the router's own, to count the requests it repeats; empty: not counted",
-                           pattern=r"|https?://\S+")
+    metrics: str = setting(
+        "",
+        help="address whose /metrics are the router's own, to count the requests it repeats; empty: not counted",
+        pattern=r"|https?://\S+",
+    )
     timeout: float = setting(60.0, help="time an addition or removal may take to be seen", duration=True, above=0)
     add: tuple[str, ...] = setting((), help="none: argv that puts {url} into service")
     remove: tuple[str, ...] = setting((), help="none: argv that takes {url} out of service")
-    observe: tuple[str, ...] = setting((), help="none: argv that prints the URLs in service, as a JSON list or one a line")
+    observe: tuple[str, ...] = setting(
+        (), help="none: argv that prints the URLs in service, as a JSON list or one a line"
+    )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if self.kind is RouterKind.SGLANG and not self.url:
@@ -169,7 +180,9 @@ def _worker(host: HostSettings, ssh: SshSettings, timeouts: Timeouts) -> Host:
     values = {"port": str(host.port), **host.vars}
     options = SshOptions(ssh.user, ssh.port, ssh.key_files, ssh.known_hosts, ssh.gateway, ssh.agent, ssh.config_file)
     labels = {**host.labels, "health": host.health}
-    return Host(host.name, host.address, host.root, host.python, host.sudo, host.served_at, options, timeouts, labels, values)
+    return Host(
+        host.name, host.address, host.root, host.python, host.sudo, host.served_at, options, timeouts, labels, values
+    )
 
 
 def from_node(node: Node, mistakes: Mistakes) -> FleetSettings:

@@ -189,7 +189,9 @@ class _SshStream:
         code = self.channel.recv_exit_status()
         if code == -1:
             self.owner.close()
-            raise UnreachableError("the connection was lost before the command had ended.", hint=_LOST_HINT, host=self.host.name)
+            raise UnreachableError(
+                "the connection was lost before the command had ended.", hint=_LOST_HINT, host=self.host.name
+            )
         return code
 
     def errors(self) -> str:
@@ -219,11 +221,17 @@ def lost(host: Host, what: str, fault: BaseException) -> FleetError:
 def make_connection(host: Host) -> fabric.Connection:
     """A Fabric connection, not yet open, that refuses unknown keys; the bastion's likewise."""
     config = fabric.Config(runtime_ssh_path=str(host.ssh.config_file)) if host.ssh.config_file else fabric.Config()
-    options: dict[str, Any] = {"config": config, "connect_timeout": math.ceil(host.timeouts.connect), "connect_kwargs": _connect_options(host)}
+    options: dict[str, Any] = {
+        "config": config,
+        "connect_timeout": math.ceil(host.timeouts.connect),
+        "connect_kwargs": _connect_options(host),
+    }
     if host.ssh.gateway:
         gateway = dict(options, config=config.clone(), connect_kwargs=_connect_options(host))
         options["gateway"] = fabric.Connection(host.ssh.gateway, **gateway)
-    connection = fabric.Connection(host.address, user=host.ssh.user or None, port=host.ssh.port or None, forward_agent=False, **options)
+    connection = fabric.Connection(
+        host.address, user=host.ssh.user or None, port=host.ssh.port or None, forward_agent=False, **options
+    )
     for hop in _hops(connection):
         _trust_only_known(hop, host)
     return connection
@@ -303,13 +311,23 @@ def open_connection(host: Host, connection: fabric.Connection) -> None:
             host=host.name,
         ) from None
     except paramiko.AuthenticationException as fault:
-        raise LoginError(f"{where} refuses the login: {fault}", hint="Check `user`, `key_files` and the agent (`ssh-add -l`).", host=host.name) from None
+        raise LoginError(
+            f"{where} refuses the login: {fault}",
+            hint="Check `user`, `key_files` and the agent (`ssh-add -l`).",
+            host=host.name,
+        ) from None
     except paramiko.ssh_exception.NoValidConnectionsError as fault:
-        raise UnreachableError(f"cannot connect to {where}: {_first(fault)}.", hint="Is sshd running there, and is the port right?", host=host.name) from None
+        raise UnreachableError(
+            f"cannot connect to {where}: {_first(fault)}.",
+            hint="Is sshd running there, and is the port right?",
+            host=host.name,
+        ) from None
     except TimeoutError:
         raise silent(host, f"connecting to {where}", host.timeouts.connect) from None
     except socket.gaierror as fault:
-        raise UnreachableError(f"the name {connection.host} cannot be resolved: {fault.strerror}.", hint="Check `address`.", host=host.name) from None
+        raise UnreachableError(
+            f"the name {connection.host} cannot be resolved: {fault.strerror}.", hint="Check `address`.", host=host.name
+        ) from None
     except (paramiko.SSHException, OSError, EOFError) as fault:
         raise _explain(host, where, connection, fault) from None
     finally:

@@ -137,7 +137,9 @@ class LocalTransport:
         try:
             stream = _LocalStream(self.host, as_user(self.host, argv))
         except OSError as fault:
-            raise UnreachableError(f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `python` of this host.", host=self.host.name) from None
+            raise UnreachableError(
+                f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `python` of this host.", host=self.host.name
+            ) from None
         self._streams.append(stream)
         return stream
 
@@ -154,7 +156,9 @@ class _LocalStream:
     def __init__(self, host: Host, argv: list[str]) -> None:
         self.host = host
         self._stderr = tempfile.TemporaryFile()  # a file never fills up and blocks, whatever the program says
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True)
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
+        )
         assert self._process.stdin and self._process.stdout
         self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
@@ -179,7 +183,9 @@ class _LocalStream:
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise UnreachableError(f"the program ended while it was sent data: {self.errors()[-300:]}", host=self.host.name) from None
+                raise UnreachableError(
+                    f"the program ended while it was sent data: {self.errors()[-300:]}", host=self.host.name
+                ) from None
 
     def read(self, timeout: float) -> bytes:
         if self._early:

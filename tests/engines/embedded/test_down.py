@@ -18,27 +18,27 @@ from pathlib import Path
 
 import pytest
 
+from phases.base.clock import SystemClock
+from phases.base.errors import UsageError
+from phases.base.processes import Life, life_of
+from phases.base.verdict import Verdict
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.down import down
 from phases.engines.embedded.fleet import fleet_of, home_of
 from phases.engines.embedded.taken_down import TakenDown
-from phases.base.clock import SystemClock
+from phases.engines.ssh.lease import read_lease
+from phases.engines.ssh.services import ProcessDriver
+from phases.fleet.live import Live
 from phases.run.lock import Lock
 from phases.run.run_directory import state_directory
 from phases.run.session import plan_run
 from phases.run.steps import StepContext
-from phases.base.errors import UsageError
-from phases.engines.ssh.lease import read_lease
-from phases.engines.ssh.services import ProcessDriver
-from phases.base.processes import Life, life_of
-from phases.fleet.live import Live
 from phases.serving.host import LocalHost
-from phases.base.verdict import Verdict
 from tests.cli.conftest import Phase
 from tests.engines.embedded.test_plan_is_pure import CANARY, PRODUCTION
-from tests.run.conftest import Repository
 from tests.engines.ssh.sshfleet import end_processes_of
 from tests.engines.ssh.worker import LONG, Worker, eventually
+from tests.run.conftest import Repository
 from tests.status.test_status import _record
 
 pytestmark = pytest.mark.fleet
@@ -58,7 +58,7 @@ WHEN = {
     "    while json.load(open(path))['state'] != 'reverted': time.sleep(0.05)",
     "before the router": f"down.LocalHost = {DIES}",
     "before its directories go": f"import types\ndown.os = types.SimpleNamespace(getpid=os.getpid, replace={DIES})",
-    "while its directories go": f"down.shutil.rmtree = lambda path, **k: (os.unlink(path / 'ports.json'), os.kill(os.getpid(), signal.SIGKILL)) if path.exists() else None",
+    "while its directories go": "down.shutil.rmtree = lambda path, **k: (os.unlink(path / 'ports.json'), os.kill(os.getpid(), signal.SIGKILL)) if path.exists() else None",
 }
 
 
@@ -80,7 +80,9 @@ class Small:
         self.router.start("router", [sys.executable, "-c", "import time; time.sleep(3600)"], {}, 0)
         gone = subprocess.Popen(["true"])
         gone.wait()
-        self.workers[0].lock.owner = f"ada@{socket.gethostname()} pid {gone.pid}"  # as after a kill: the lease of w1 holds on to the lock of a run that is gone
+        self.workers[
+            0
+        ].lock.owner = f"ada@{socket.gethostname()} pid {gone.pid}"  # as after a kill: the lease of w1 holds on to the lock of a run that is gone
         self.workers[0].lock.acquire()
         for worker in self.workers:
             worker.session.close()
@@ -92,7 +94,9 @@ class Small:
 
     def running(self) -> list[str]:
         """Who still answers, or lives."""
-        return [worker.host.name for worker in self.workers if worker.served()] + [server.name for server in self.router.left_running() if self.router.alive(server)]
+        return [worker.host.name for worker in self.workers if worker.served()] + [
+            server.name for server in self.router.left_running() if self.router.alive(server)
+        ]
 
     def close(self) -> None:
         for host in self.hosts:
@@ -120,15 +124,28 @@ def test_leases_end_with_their_services_and_status_tells_when_and_by_whom(small:
     shown = small.phase("status").stdout
     assert "by Ada <ada@example.org>; Phase 3 starts it again." in shown and "does not answer" not in shown
     first = small.phase.json("status")["taken_down"]
-    assert small.phase("fleet", "down").stdout == "Nothing was running.\n" and small.phase.json("status")["taken_down"] == first
+    assert (
+        small.phase("fleet", "down").stdout == "Nothing was running.\n"
+        and small.phase.json("status")["taken_down"] == first
+    )
     assert small.phase("fleet", "down", "--purge").stdout == "Nothing was running.\n" and not small.home.exists()
     assert small.phase.json("status")["taken_down"] == {**first, "purged": True}
 
 
 def test_a_hot_fallback_taken_back_leaves_nothing_to_restore(small: Small) -> None:
-    _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}})
+    _record(
+        small.repository,
+        "rollback",
+        Verdict.PASS,
+        {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}},
+    )
     assert "NOT restored" in small.phase("status", "--no-fleet").stdout
-    _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": True, "state": "undone", "reason": "false alarm"}})
+    _record(
+        small.repository,
+        "rollback",
+        Verdict.PASS,
+        {"rollback": {"verified": True, "state": "undone", "reason": "false alarm"}},
+    )
     shown = small.phase("status", "--no-fleet", "--textfile", "state.prom").stdout
     assert "NOT restored" not in shown and "hot fallback taken back: false alarm" in shown
     text = (small.repository.path / "state.prom").read_text()
@@ -137,18 +154,30 @@ def test_a_hot_fallback_taken_back_leaves_nothing_to_restore(small: Small) -> No
 
 
 def test_what_a_rollback_left_to_restore_alarms_nobody_once_its_workers_are_gone(small: Small) -> None:
-    _record(small.repository, "rollback", Verdict.PASS, {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}})
+    _record(
+        small.repository,
+        "rollback",
+        Verdict.PASS,
+        {"rollback": {"verified": False, "state": "safe", "reason": "asked for"}},
+    )
     assert "NOT restored" in small.phase("status", "--no-fleet").stdout
     small.phase("fleet", "down", "--purge")
     shown = small.phase("status", "--textfile", "state.prom").stdout
-    assert "NOT" not in shown and "not restored before the fleet was taken down 2" in shown and "so that nothing is left to restore: asked for" in shown
+    assert (
+        "NOT" not in shown
+        and "not restored before the fleet was taken down 2" in shown
+        and "so that nothing is left to restore: asked for" in shown
+    )
     assert shown.count("by Ada <ada@example.org>") == 2  # of the fleet, and of what it means for the rollback
     assert "phasegate_rollback_verified{" not in (small.repository.path / "state.prom").read_text()
     for command in (("rollback", "--yes"), ("rollback", "--hot", "--yes"), ("watch", "--once")):
         assert "the fleet was taken down 2" in small.phase(*command, code=2).stderr
     assert not small.home.exists(), "nobody made a fleet by asking for the old one"
     taken_down.note_start(small.home, time.time())  # as Phase 3 does
-    assert "NOT" not in small.phase("status", "--no-fleet").stdout and "is not running; Phase 3 starts it" in small.phase("fleet", "status").stdout
+    assert (
+        "NOT" not in small.phase("status", "--no-fleet").stdout
+        and "is not running; Phase 3 starts it" in small.phase("fleet", "status").stdout
+    )
 
 
 def test_workers_that_were_only_stopped_come_back_as_they_were(tmp_path: Path) -> None:
@@ -165,7 +194,9 @@ def test_workers_that_were_only_stopped_come_back_as_they_were(tmp_path: Path) -
     assert again and again.started == 30.0 and again.settles(15.0) and not again.is_down
 
 
-def test_a_run_does_not_go_on_with_a_fleet_that_was_taken_down_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_with_a_fleet_that_was_taken_down_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     repository = Repository(tmp_path / "mine")
     path = repository.path / "playbook.yaml"
@@ -174,12 +205,26 @@ def test_a_run_does_not_go_on_with_a_fleet_that_was_taken_down_since(tmp_path: P
     live = Live(plan_run(playbook, playbook.phase("tp8-canary"), SystemClock()))
     resumed = StepContext(tmp_path, {"look at the fleet": {}}, lambda line: None, SystemClock())
     taken_down.write(home, TakenDown(10.0, "Ada", 20.0, purged=True))
-    with pytest.raises(UsageError, match="taken down 1970-01-01 00:00 UTC by Ada, and with it what this run had begun") as refused:
+    with pytest.raises(
+        UsageError, match="taken down 1970-01-01 00:00 UTC by Ada, and with it what this run had begun"
+    ) as refused:
         live.production(resumed)
-    assert "without --resume" in refused.value.hint and not home.exists(), "nobody made a fleet by asking for the old one"
+    assert "without --resume" in refused.value.hint and not home.exists(), (
+        "nobody made a fleet by asking for the old one"
+    )
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{", '{"begun": "now", "by": "Ada"}', '{"begun": 1, "by": "Ada", "ended": "then"}', '{"begun": 1, "by": "Ada", "more": 1}'])
+@pytest.mark.parametrize(
+    "record",
+    [
+        "",
+        "[]",
+        "{",
+        '{"begun": "now", "by": "Ada"}',
+        '{"begun": 1, "by": "Ada", "ended": "then"}',
+        '{"begun": 1, "by": "Ada", "more": 1}',
+    ],
+)
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, record: str) -> None:
     (tmp_path / "light.down.json").write_text(record)
     assert taken_down.read(tmp_path / "light") is None
@@ -199,7 +244,9 @@ def test_damaged_records_of_a_fleet_are_named(small: Small) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("")])
-def test_workers_whose_records_are_lost_are_stopped_all_the_same(small: Small, damage: Callable[[Path], object]) -> None:
+def test_workers_whose_records_are_lost_are_stopped_all_the_same(
+    small: Small, damage: Callable[[Path], object]
+) -> None:
     for host in small.hosts:
         damage(Path(host.root) / "run" / "service.json")
     assert small.phase("fleet", "down").stdout == "Stopped w1, w2, router.\n" and small.running() == []
@@ -212,7 +259,10 @@ def test_what_listens_on_a_workers_port_and_is_not_shown_to_be_it_is_named_and_l
     with socket.create_server(("127.0.0.1", port), backlog=16):  # in this process, which goes on
         for more in ((), ("--purge",)):
             refused = small.phase("fleet", "down", *more, code=1)
-            assert f"on w2: something still listens on port {port} of w2" in refused.stderr and f"ss -ltnp 'sport = :{port}'" in refused.stderr
+            assert (
+                f"on w2: something still listens on port {port} of w2" in refused.stderr
+                and f"ss -ltnp 'sport = :{port}'" in refused.stderr
+            )
             assert small.home.exists() and not small.phase.json("status")["taken_down"]["ended"]
     assert small.phase("fleet", "down").stdout == "Nothing was running.\n"
     with socket.create_server(("127.0.0.1", port), backlog=16):  # the fleet is down: the port is anybody's
@@ -229,8 +279,15 @@ def test_a_watch_acts_on_no_fleet_that_is_being_taken_down(monkeypatch: pytest.M
 @pytest.mark.parametrize("when", list(WHEN))
 def test_killed_half_way_the_next_one_finishes_it(small: Small, when: str) -> None:
     program = KILLED.format(when=WHEN[when])
-    done = subprocess.run([sys.executable, "-c", program], cwd=small.repository.path, env={**os.environ, "W1": small.hosts[0].root}, capture_output=True, text=True,
-                          check=False, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=small.repository.path,
+        env={**os.environ, "W1": small.hosts[0].root},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     shown = small.phase("status").stdout
     said = "Ada <ada@example.org> began to take the fleet down, and that has not ended: `phase fleet down` finishes it"
@@ -238,7 +295,10 @@ def test_killed_half_way_the_next_one_finishes_it(small: Small, when: str) -> No
     finished = small.phase("fleet", "down", "--purge")
     assert said in finished.stderr
     assert small.running() == [] and not list(small.home.parent.glob("light-*/")), finished.stdout
-    assert small.phase.json("status")["taken_down"]["purged"] is True and "taken down 2" in small.phase("fleet", "status").stdout
+    assert (
+        small.phase.json("status")["taken_down"]["purged"] is True
+        and "taken down 2" in small.phase("fleet", "status").stdout
+    )
 
 
 def test_nothing_is_stopped_while_a_run_or_a_rollback_is_at_work(small: Small) -> None:
@@ -260,7 +320,12 @@ def test_a_worker_that_cannot_be_asked_is_named_and_a_purge_ends_it_all_the_same
     refused = small.phase("fleet", "down", code=1)
     assert "w2 could not be stopped" in refused.stderr and "--purge" in refused.stderr and small.running() == ["w2"]
     purged = small.phase("fleet", "down", "--purge")
-    assert "w2: its records cannot be read" in purged.stderr and "w2" in purged.stdout and small.running() == [] and not small.home.exists()
+    assert (
+        "w2: its records cannot be read" in purged.stderr
+        and "w2" in purged.stdout
+        and small.running() == []
+        and not small.home.exists()
+    )
 
 
 def test_a_purge_works_on_a_disk_that_is_full(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +337,9 @@ def test_a_purge_works_on_a_disk_that_is_full(small: Small, monkeypatch: pytest.
         real(home, record)
 
     monkeypatch.setattr(taken_down, "write", full)
-    took = lambda **purge: down(small.repository.path, "light", small.settings, by="Ada", clock=SystemClock(), progress=print, **purge)  # noqa: E731
+    took = lambda **purge: down(
+        small.repository.path, "light", small.settings, by="Ada", clock=SystemClock(), progress=print, **purge
+    )  # noqa: E731
     with pytest.raises(OSError, match="No space left"):
         took()
     assert small.running() == ["w1", "w2", "router"]

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from phases.base.errors import ServingError
 from phases.engines.embedded import models
 from phases.engines.embedded.models import ModelShape, ensure_model
-from phases.base.errors import ServingError
 from phases.playbook.located import Mistakes, load_text
 from phases.playbook.typed import read
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from phases.base.clock import SystemClock
+from phases.base.errors import UsageError
 from phases.cli.main import cli
 from phases.engines.embedded.fleet import EmbeddedFleetSettings, WorkerKind, fleet_of, was_started
-from phases.base.clock import SystemClock
-from phases.run.session import adhoc_run, plan_run
-from phases.base.errors import UsageError
-from phases.playbook import loader
 from phases.fleet.live import fleet_settings
+from phases.playbook import loader
+from phases.run.session import adhoc_run, plan_run
 from tests.run.conftest import Repository
 
 SEEN: list[list[int]] = []
@@ -47,12 +47,16 @@ def playbook(tmp_path, monkeypatch):
 def _listing(top: Path) -> dict[str, str]:
     """Every path below, and what a file holds; of git's own files only that they are there, since looking may refresh its index."""
     return {
-        str(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and ".git" not in path.parts else ""
+        str(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file() and ".git" not in path.parts
+        else ""
         for path in sorted(top.rglob("*"))
     }
 
 
-@pytest.mark.parametrize("arguments", [("plan",), ("plan", "--json"), ("plan", "tp8-canary"), ("playbook", "check")], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("plan",), ("plan", "--json"), ("plan", "tp8-canary"), ("playbook", "check")], ids=" ".join
+)
 def test_planning_leaves_the_tree_as_it_was(playbook, tmp_path, arguments):
     before = _listing(tmp_path)
     done = CliRunner().invoke(cli, [*arguments, "-p", str(playbook)])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from phases.engines.embedded import provision
 from phases.base.errors import ServingError
+from phases.engines.embedded import provision
 
 
 @pytest.fixture

@@ -76,7 +76,9 @@ def test_kv_rows_move_as_if_read_before_written():
 
 def test_bonus_tokens_and_accepted_slots():
     bonus = torch.zeros(2, dtype=torch.int64)
-    sgl_kernel.fill_bonus_tokens_cpu(torch.tensor([[5, 6, 0], [7, 0, 0]], dtype=torch.int32), torch.tensor([2, 1]), bonus, 3)
+    sgl_kernel.fill_bonus_tokens_cpu(
+        torch.tensor([[5, 6, 0], [7, 0, 0]], dtype=torch.int32), torch.tensor([2, 1]), bonus, 3
+    )
     assert bonus.tolist() == [6, 7]
     packed = torch.zeros(6, dtype=torch.int64)
     accepted = torch.tensor([[0, 2, -1], [3, -1, -1]], dtype=torch.int32)
@@ -156,13 +158,23 @@ def test_greedy_walk_against_brute_force(seed):
     predicts = torch.full((batch * n,), -5, dtype=torch.int32)
     accepted, count = torch.full((batch, steps), -1, dtype=torch.int32), torch.zeros(batch, dtype=torch.int64)
     sgl_kernel.verify_tree_greedy_cpu(
-        predicts=predicts, accept_index=accepted, accept_token_num=count, candidates=torch.tensor(tokens), retrive_index=index,
-        retrive_next_token=first, retrive_next_sibling=after, target_predict=torch.tensor(wanted),
-    )  # fmt: skip
+        predicts=predicts,
+        accept_index=accepted,
+        accept_token_num=count,
+        candidates=torch.tensor(tokens),
+        retrive_index=index,
+        retrive_next_token=first,
+        retrive_next_sibling=after,
+        target_predict=torch.tensor(wanted),
+    )
     for b in range(batch):
         chains = [[0]]
         for node in range(1, n):
-            chains += [chain + [node] for chain in chains if chain[-1] == trees[b][node - 1] and tokens[b][node] == wanted[b][chain[-1]]]
+            chains += [
+                chain + [node]
+                for chain in chains
+                if chain[-1] == trees[b][node - 1] and tokens[b][node] == wanted[b][chain[-1]]
+            ]
         best = max((chain[:steps] for chain in chains), key=len)
         assert [x for x in accepted[b].tolist() if x >= 0] == [b * n + node for node in best]
         assert int(count[b]) == len(best) - 1

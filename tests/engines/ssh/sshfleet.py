@@ -22,7 +22,10 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 
-_DRAW, _GIVEN = random.SystemRandom(), set[int]()  # not the tests' seeded numbers: two runs on one machine must not meet
+_DRAW, _GIVEN = (
+    random.SystemRandom(),
+    set[int](),
+)  # not the tests' seeded numbers: two runs on one machine must not meet
 
 
 def free_port() -> int:
@@ -44,7 +47,23 @@ def can_make_namespaces() -> bool:
     try:
         _sh("ip", "netns", "add", name)
         _sh("ip", "link", "add", f"pgt{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _sh("ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.1", "-j", "DROP")
+        _sh(
+            "ip",
+            "netns",
+            "exec",
+            name,
+            "iptables",
+            "-A",
+            "INPUT",
+            "-m",
+            "statistic",
+            "--mode",
+            "random",
+            "--probability",
+            "0.1",
+            "-j",
+            "DROP",
+        )
         _sh("ip", "link", "add", f"pgb{os.getpid()}", "type", "bridge")
         return True
     except (OSError, subprocess.CalledProcessError):
@@ -84,7 +103,21 @@ class SshdHost:
 
     def drop(self, share: float) -> None:
         """Lose this share of the packets that arrive."""
-        _sh(*self.in_namespace("iptables", "-I", "INPUT", "-m", "statistic", "--mode", "random", "--probability", f"{share:g}", "-j", "DROP"))
+        _sh(
+            *self.in_namespace(
+                "iptables",
+                "-I",
+                "INPUT",
+                "-m",
+                "statistic",
+                "--mode",
+                "random",
+                "--probability",
+                f"{share:g}",
+                "-j",
+                "DROP",
+            )
+        )
 
     def undrop(self) -> None:
         _sh(*self.in_namespace("iptables", "-F", "INPUT"))
@@ -212,8 +245,20 @@ class SshFleet:
     def host(self, number: int, *, timeouts: Timeouts | None = None, **changes: object) -> Host:
         """The toolkit's view of one of them."""
         sshd = self.hosts[number]
-        ssh = SshOptions(user=_user(), port=sshd.port, key_files=(self.key,), known_hosts=(self.known_hosts,), agent=False, config_file=Path("/dev/null"))
-        options: dict[str, object] = {"root": str(sshd.root), "python": PYTHON, "ssh": ssh, "timeouts": timeouts or Timeouts(connect=30, channel=30, command=90)}
+        ssh = SshOptions(
+            user=_user(),
+            port=sshd.port,
+            key_files=(self.key,),
+            known_hosts=(self.known_hosts,),
+            agent=False,
+            config_file=Path("/dev/null"),
+        )
+        options: dict[str, object] = {
+            "root": str(sshd.root),
+            "python": PYTHON,
+            "ssh": ssh,
+            "timeouts": timeouts or Timeouts(connect=30, channel=30, command=90),
+        }
         return Host(name=sshd.name, address=sshd.address, **{**options, **changes})  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -224,7 +269,9 @@ class SshFleet:
                 self.stop(host)
         for host in self.hosts:
             if host.namespace:
-                inside = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False)
+                inside = subprocess.run(
+                    ["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False
+                )
                 for pid in inside.stdout.split():
                     with contextlib.suppress(OSError):
                         os.kill(int(pid), signal.SIGKILL)

@@ -54,7 +54,9 @@ def test_it_stays_small_and_a_reader_that_keeps_up_misses_nothing(audit: ModuleT
             entries, offset = everything(audit, path, offset)
             seen += entries
     entries, offset = everything(audit, path, offset)
-    assert numbers(seen + entries) == list(range(200)) and not [e for e in seen + entries if e["event"] == "log_dropped"]
+    assert numbers(seen + entries) == list(range(200)) and not [
+        e for e in seen + entries if e["event"] == "log_dropped"
+    ]
     assert sum(p.stat().st_size for p in tmp_path.glob("audit.log*")) < 2500
     assert everything(audit, path, offset) == ([], offset)
 
@@ -72,7 +74,9 @@ def test_a_reader_that_comes_late_is_told_what_it_missed(audit: ModuleType, tmp_
 
 
 @pytest.mark.parametrize("call", ["link", "replace", "second replace", "unlink"])
-def test_a_rotation_cut_off_anywhere_loses_no_entry(audit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_rotation_cut_off_anywhere_loses_no_entry(
+    audit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """Killed (here: an exception nothing catches) just before one of its system calls, twice in a row; then all goes on."""
     path, killed = str(tmp_path / "audit.log"), []
     name, wanted = call.split()[-1], 2 if call.startswith("second") else 1
@@ -97,7 +101,9 @@ def test_a_rotation_cut_off_anywhere_loses_no_entry(audit: ModuleType, tmp_path:
             pass
         entries, offset = everything(audit, path, offset)
         found += entries
-    assert len(killed) == 2 and numbers(found) == list(range(60)) and not [e for e in found if e["event"] == "log_dropped"]
+    assert (
+        len(killed) == 2 and numbers(found) == list(range(60)) and not [e for e in found if e["event"] == "log_dropped"]
+    )
     assert Path(path + ".1").stat().st_ino != Path(path).stat().st_ino
 
 

@@ -34,13 +34,20 @@ def test_guarded_switch_and_back(worker: Worker) -> None:
     lease.session.close()
 
 
-@pytest.mark.parametrize("fault, message", [({"crash": True}, "ended at once|while it was waited for"), ({"sick": True}, "did not answer 200")])
-def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: Worker, fault: dict[str, object], message: str) -> None:
+@pytest.mark.parametrize(
+    "fault, message",
+    [({"crash": True}, "ended at once|while it was waited for"), ({"sick": True}, "did not answer 200")],
+)
+def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(
+    worker: Worker, fault: dict[str, object], message: str
+) -> None:
     """Field failure: activation fails at once but the tool waits for the whole timeout; failing hosts show no logs."""
     bad = service_bundle(**fault)
     push(worker.session, worker.lock, bad)
     with pytest.raises(ServiceError, match=message) as caught:
-        guarded_switch(worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 5), Windows(LONG, LONG))
+        guarded_switch(
+            worker.session, worker.lock, worker.driver, bad.digest, ready_of(worker.host, 5), Windows(LONG, LONG)
+        )
     assert f"back on {worker.old.digest[:12]}" in caught.value.hint
     if "crash" in fault:
         assert "no kernel image is available" in str(caught.value)
@@ -49,7 +56,9 @@ def test_a_release_that_does_not_come_up_goes_back_at_once_with_its_log(worker: 
 
 def test_a_window_shorter_than_a_start_may_take_is_refused(worker: Worker) -> None:
     with pytest.raises(LeaseError, match="would run out before"):
-        guarded_switch(worker.session, worker.lock, worker.driver, worker.new.digest, ready_of(worker.host, 30), Windows(20, 60))
+        guarded_switch(
+            worker.session, worker.lock, worker.driver, worker.new.digest, ready_of(worker.host, 30), Windows(20, 60)
+        )
 
 
 def test_hanging_up_in_the_middle_of_a_restart_does_not_leave_the_service_down(worker: Worker) -> None:

@@ -27,7 +27,9 @@ def test_every_host_has_its_own_result_in_the_given_order() -> None:
     assert results["h0"].value == "/nowhere/0"
     assert [r.host.name for r in results.bad] == ["h3", "h5"]
     assert isinstance(results["h5"].error, KeyError)
-    with pytest.raises(FanOutError, match=r"2 of 12 hosts did not succeed:\n  h3: failed: fleet on h3: no space.\n  h5"):
+    with pytest.raises(
+        FanOutError, match=r"2 of 12 hosts did not succeed:\n  h3: failed: fleet on h3: no space.\n  h5"
+    ):
         results.check()
 
 
@@ -80,8 +82,14 @@ def test_a_hanging_host_does_not_hold_the_others_and_is_abandoned() -> None:
 
 def test_hosts_never_begun_are_told_apart_from_those_cut_off() -> None:
     release = threading.Event()
-    results = fan_out(HOSTS[:3], lambda host: release.wait(30), limit=1, deadline=2.0, abandon=lambda host: release.set())
-    assert [result.outcome for result in results.values()] == [Outcome.TIMED_OUT, Outcome.NOT_STARTED, Outcome.NOT_STARTED]
+    results = fan_out(
+        HOSTS[:3], lambda host: release.wait(30), limit=1, deadline=2.0, abandon=lambda host: release.set()
+    )
+    assert [result.outcome for result in results.values()] == [
+        Outcome.TIMED_OUT,
+        Outcome.NOT_STARTED,
+        Outcome.NOT_STARTED,
+    ]
 
 
 def test_no_hosts_is_not_success() -> None:

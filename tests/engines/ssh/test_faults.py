@@ -63,7 +63,9 @@ def worker(sshd: SshFleet, tmp_path: Path) -> Iterator[Host]:
 
 
 @pytest.mark.parametrize("fault", ["sigstop", "kill", "cable", "packets"])
-def test_an_upload_that_meets_a_fault_leaves_the_host_whole_and_can_be_repeated(sshd: SshFleet, worker: Host, fault: str) -> None:
+def test_an_upload_that_meets_a_fault_leaves_the_host_whole_and_can_be_repeated(
+    sshd: SshFleet, worker: Host, fault: str
+) -> None:
     if fault in ("cable", "packets") and not sshd.namespaces:
         pytest.skip("needs the right to make network namespaces")
     machine = sshd.hosts[2]
@@ -136,7 +138,9 @@ def test_a_toolkit_killed_at_any_moment(worker: Host, moment: str, tmp_path: Pat
         push(session, lock, old)
         first_release(session, lock, driver, old.digest, ready_of(worker))
     (tmp_path / "args").write_bytes(pickle.dumps((worker, new, 200.0)))
-    toolkit = subprocess.Popen([sys.executable, "-c", TOOLKIT, str(tmp_path / "args")], stdout=subprocess.PIPE, text=True, cwd=REPO)
+    toolkit = subprocess.Popen(
+        [sys.executable, "-c", TOOLKIT, str(tmp_path / "args")], stdout=subprocess.PIPE, text=True, cwd=REPO
+    )
     assert toolkit.stdout
     root = Path(worker.root)
     if moment == "during the upload":
@@ -182,7 +186,9 @@ def test_a_dead_network_during_a_bake_reverts_without_anybody(namespaced: SshFle
     push(session, lock, old)
     push(session, lock, new)
     first_release(session, lock, driver, old.digest, ready_of(host))
-    lease = guarded_switch(session, lock, driver, new.digest, Ready(int(host.values["port"]), timeout=25), Windows(60, 3))
+    lease = guarded_switch(
+        session, lock, driver, new.digest, Ready(int(host.values["port"]), timeout=25), Windows(60, 3)
+    )
     namespaced.hosts[3].cut()
     try:
         with pytest.raises(UnreachableError, match="on h03"):

@@ -128,19 +128,27 @@ def test_whoever_comes_back_before_its_turn_puts_it_back(worker: Worker) -> None
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_service_that_is_ended_takes_its_lease_along_and_nobody_starts_it_again(worker: Worker, confirmed: bool) -> None:
+def test_a_service_that_is_ended_takes_its_lease_along_and_nobody_starts_it_again(
+    worker: Worker, confirmed: bool
+) -> None:
     worker.arm()
     worker.switch()
     if confirmed:
         worker.lease.confirm(LONG)
     guard, pid = worker.record()["guard"]["pid"], worker.driver.status(worker.session).pid
     assert end_service(worker.session, worker.driver, SystemClock(), "the fleet was taken down") is True
-    assert worker.record()["state"] == "reverted" and worker.record()["reason"] == "the fleet was taken down" and worker.current() == worker.old.digest
+    assert (
+        worker.record()["state"] == "reverted"
+        and worker.record()["reason"] == "the fleet was taken down"
+        and worker.current() == worker.old.digest
+    )
     assert not worker.driver.status(worker.session).running and not _runs(pid) and worker.served() == ""
     eventually(lambda: not _runs(guard))
     assert end_service(worker.session, worker.driver, SystemClock(), "again") is False
     assert worker.record()["reason"] == "the fleet was taken down"
-    assert Path(worker.host.root, "run/service.log").read_text().count("starting") == 2, "the old release, then the new one, and nothing since"
+    assert Path(worker.host.root, "run/service.log").read_text().count("starting") == 2, (
+        "the old release, then the new one, and nothing since"
+    )
 
 
 class Waits(SystemClock):
@@ -158,7 +166,15 @@ class Waits(SystemClock):
 def restart_begun(worker: Worker, tmp_path: Path) -> Path:
     """A lease that has run out, its guard in the middle of a restart that goes on once the file returned exists."""
     begun, go = tmp_path / "begun", tmp_path / "go"
-    slow = ["sh", "-c", 'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"', "sh", str(begun), str(go), *worker.driver.restart_argv(worker.host)]
+    slow = [
+        "sh",
+        "-c",
+        'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; shift 2; exec "$@"',
+        "sh",
+        str(begun),
+        str(go),
+        *worker.driver.restart_argv(worker.host),
+    ]
     worker.lease.arm(worker.new.digest, worker.old.digest, LONG, slow, worker.driver.stop_argv(worker.host))
     worker.switch()
     worker.run_out()
@@ -166,11 +182,17 @@ def restart_begun(worker: Worker, tmp_path: Path) -> Path:
     return go
 
 
-def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_service_is_ended(worker: Worker, tmp_path: Path) -> None:
+def test_a_restart_that_a_guard_is_in_the_middle_of_is_waited_for_before_the_service_is_ended(
+    worker: Worker, tmp_path: Path
+) -> None:
     go = restart_begun(worker, tmp_path)
     clock = Waits(go)
     assert end_service(worker.session, worker.driver, clock, "the fleet was taken down") is True
-    assert clock.slept and worker.record()["reason"].startswith("nobody confirmed") and worker.record()["state"] == "reverted"
+    assert (
+        clock.slept
+        and worker.record()["reason"].startswith("nobody confirmed")
+        and worker.record()["state"] == "reverted"
+    )
     assert not worker.driver.status(worker.session).running and worker.served() == ""
 
 
@@ -195,7 +217,10 @@ def test_a_restart_that_a_killed_run_left_under_way_is_waited_for_though_no_leas
         with pytest.raises(ServiceError, match="restarted, for longer than that takes"):
             end_service(worker.session, worker.driver, Over(), "the fleet was taken down")
         assert worker.driver.status(worker.session).running
-    assert end_service(worker.session, worker.driver, SystemClock(), "the fleet was taken down") is True and worker.served() == ""
+    assert (
+        end_service(worker.session, worker.driver, SystemClock(), "the fleet was taken down") is True
+        and worker.served() == ""
+    )
 
 
 class Over(SystemClock):
@@ -451,7 +476,10 @@ def test_setting_the_wall_clock_changes_nothing(worker: Worker, jump: str, tmp_p
     worker.switch()
     os.kill(worker.record()["guard"]["pid"], signal.SIGKILL)
     faked = {"LD_PRELOAD": str(library), "JUMP_FILE": str(clock)}
-    guard = subprocess.Popen([worker.host.python, str(ONHOST / "guard.py"), "watch", worker.host.root, worker.lease.id], env={**os.environ, **faked})
+    guard = subprocess.Popen(
+        [worker.host.python, str(ONHOST / "guard.py"), "watch", worker.host.root, worker.lease.id],
+        env={**os.environ, **faked},
+    )
     try:
         eventually(lambda: worker.record()["guard"]["pid"] == guard.pid)
         clock.write_text(jump)
@@ -462,7 +490,9 @@ def test_setting_the_wall_clock_changes_nothing(worker: Worker, jump: str, tmp_p
         eventually(lambda: worker.record()["state"] == "reverted")
         lines = Path(worker.host.root, "audit.log").read_text().splitlines()
         stamps = {entry["event"]: entry["time"] for entry in map(json.loads, lines)}
-        assert abs(stamps["lease_reverting"] - stamps["lease_armed"]) > 86400 * 20, "the jump must really have been seen"
+        assert abs(stamps["lease_reverting"] - stamps["lease_armed"]) > 86400 * 20, (
+            "the jump must really have been seen"
+        )
     finally:
         guard.kill()
         guard.wait()
@@ -543,7 +573,9 @@ def test_a_full_disk_does_not_keep_the_host_from_going_back(worker: Worker, tmp_
 def test_the_host_scripts_run_on_old_and_new_pythons(version: str, local: Host, driver: ProcessDriver) -> None:
     import dataclasses
 
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")) + [Path(p) for p in [shutil.which(f"python{version}")] if p and "shims" not in p]
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")) + [
+        Path(p) for p in [shutil.which(f"python{version}")] if p and "shims" not in p
+    ]
     if not found:
         pytest.skip(f"no Python {version} here")
     worker = Worker(dataclasses.replace(local, python=str(found[0])), driver)

@@ -27,7 +27,12 @@ def another(host: Host) -> HostSession:
 
 
 def test_the_second_is_told_who_holds_it_and_for_how_long(local: Host, lock: HostLock) -> None:
-    with another(local) as session, pytest.raises(HostLockedError, match=r"lock on here: locked by .*@.* pid \d+ for test, \d+ s ago.*phase unlock") as caught:
+    with (
+        another(local) as session,
+        pytest.raises(
+            HostLockedError, match=r"lock on here: locked by .*@.* pid \d+ for test, \d+ s ago.*phase unlock"
+        ) as caught,
+    ):
         HostLock(session, "mine").acquire()
     assert caught.value.exit_code is Exit.LOCKED
 
@@ -37,7 +42,10 @@ def test_the_second_is_told_that_the_process_of_the_first_is_gone(local: Host, s
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     HostLock(session, "killed", owner=owner_name().rpartition(" ")[0] + f" {ended.pid}").acquire()
-    with another(local) as other, pytest.raises(HostLockedError, match=r"for killed.*process is gone.*--resume.*phase rollback.*lease") as caught:
+    with (
+        another(local) as other,
+        pytest.raises(HostLockedError, match=r"for killed.*process is gone.*--resume.*phase rollback.*lease") as caught,
+    ):
         HostLock(other, "mine").acquire()
     assert "Wait for it" not in str(caught.value)
 
@@ -74,7 +82,9 @@ def test_a_session_that_ends_drops_its_lock_and_says_so(local: Host, lock: HostL
         assert read_audit(session)[0][-1]["event"] == "lock_dropped"
 
 
-def test_a_killed_session_leaves_an_orphan_that_the_next_takes_over(local: Host, session: HostSession, lock: HostLock) -> None:
+def test_a_killed_session_leaves_an_orphan_that_the_next_takes_over(
+    local: Host, session: HostSession, lock: HostLock
+) -> None:
     record = json.loads(Path(local.root, "lock.json").read_text())
     os.kill(record["session"]["pid"], signal.SIGKILL)
     with another(local) as other:
@@ -170,7 +180,12 @@ def test_twenty_toolkits_at_once_against_one_host(remote: Host, tmp_path: Path) 
     with open(tmp_path / "args", "wb") as file:
         pickle.dump((remote, bundle), file)
     argv = [sys.executable, "-c", TOOLKIT, str(tmp_path / "args")]
-    running = [subprocess.Popen([*argv, str(n)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) for n in range(20)]
+    running = [
+        subprocess.Popen(
+            [*argv, str(n)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        for n in range(20)
+    ]
     ends = [(process.communicate(timeout=400), process.returncode) for process in running]
     problems = [err for (_, err), code in ends if code not in (0, 6)]
     assert not problems, problems[0]

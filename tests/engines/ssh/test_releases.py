@@ -64,18 +64,26 @@ def test_a_wheel_is_unpacked_into_the_site_directory(tmp_path: Path) -> None:
     shared = tmp_path / "kernel.so"
     shared.write_bytes(b"ELF")
     bundle = bundle_release([wheel], [shared], Launch(("true",)))
-    assert [file.path for file in bundle.files] == ["objects/kernel.so", "site/kernel/__init__.py", "site/kernel/extra.py"]
+    assert [file.path for file in bundle.files] == [
+        "objects/kernel.so",
+        "site/kernel/__init__.py",
+        "site/kernel/extra.py",
+    ]
     with pytest.raises(ReleaseError, match="not a readable wheel"):
         bundle_release([shared], [], Launch(("true",)))
 
 
 @pytest.mark.parametrize("path", ["../up", "/root", "a//b", "a/./b", "manifest.json", ".complete"])
-def test_paths_that_leave_the_release_are_refused_here_and_there(path: str, session: HostSession, lock: HostLock) -> None:
+def test_paths_that_leave_the_release_are_refused_here_and_there(
+    path: str, session: HostSession, lock: HostLock
+) -> None:
     with pytest.raises(ReleaseError, match="path"):
         make_bundle({path: b""}, Launch(("true",)))
     import hashlib
 
-    manifest = json.dumps({"files": [{"path": path, "size": 0, "sha256": hashlib.sha256().hexdigest()}], "launch": {"argv": ["true"]}})
+    manifest = json.dumps(
+        {"files": [{"path": path, "size": 0, "sha256": hashlib.sha256().hexdigest()}], "launch": {"argv": ["true"]}}
+    )
     digest = hashlib.sha256(manifest.encode()).hexdigest()
     with pytest.raises(ReleaseError, match="not allowed"):
         session.do(op("release.begin", digest=digest, manifest=manifest, token=lock.token))
@@ -95,7 +103,9 @@ class _CutOff(Bundle):
                 raise UnreachableError("the cable was pulled.", host="here")
 
 
-def test_an_upload_that_was_cut_off_continues_where_it_stopped(local: Host, session: HostSession, lock: HostLock) -> None:
+def test_an_upload_that_was_cut_off_continues_where_it_stopped(
+    local: Host, session: HostSession, lock: HostLock
+) -> None:
     bundle = service_bundle(4_000_000)
     cut = _CutOff(bundle.digest, bundle.manifest, bundle.files)
     object.__setattr__(cut, "limit", 2_000_000)
@@ -118,7 +128,9 @@ def test_damage_in_transit_is_found_and_sent_again(local: Host, session: HostSes
     ReleaseStore(session, lock).verify(bundle.digest)
 
 
-def test_damage_on_the_disk_stops_a_switch_and_a_push_heals_it(local: Host, store: ReleaseStore, session: HostSession) -> None:
+def test_damage_on_the_disk_stops_a_switch_and_a_push_heals_it(
+    local: Host, store: ReleaseStore, session: HostSession
+) -> None:
     bundle, other = service_bundle(5000), service_bundle(5000)
     store.push(other)
     store.switch(other.digest)
@@ -228,7 +240,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two megabytes and a half."""
     place = tmp_path / "small"
     place.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2560k", "tmpfs", place], check=False).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2560k", "tmpfs", place], check=False).returncode
+    ):
         pytest.skip("needs the right to mount a small file system")
     yield place
     subprocess.run(["umount", "--lazy", place], check=True)

@@ -51,7 +51,15 @@ class FakeWorker:
                 self.wfile.write(data)
 
             def do_GET(self) -> None:
-                self.answer({"model_path": "fake", "served_model_name": "fake", "tp_size": 1, "dp_size": 1, "data": [{"id": "fake"}]})
+                self.answer(
+                    {
+                        "model_path": "fake",
+                        "served_model_name": "fake",
+                        "tp_size": 1,
+                        "dp_size": 1,
+                        "data": [{"id": "fake"}],
+                    }
+                )
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -136,11 +144,15 @@ def workers() -> Iterator[list[FakeWorker]]:
 
 
 def ask(url: str, count: int) -> Counter[str]:
-    return Counter(requests.post(f"{url}/generate", json={"text": "a"}, timeout=120).json()["text"] for _ in range(count))
+    return Counter(
+        requests.post(f"{url}/generate", json={"text": "a"}, timeout=120).json()["text"] for _ in range(count)
+    )
 
 
 @pytest.mark.slow
-def test_add_share_remove_agree_with_where_requests_go(router: SglangRouter, workers: list[FakeWorker], router_url: str) -> None:
+def test_add_share_remove_agree_with_where_requests_go(
+    router: SglangRouter, workers: list[FakeWorker], router_url: str
+) -> None:
     for worker in workers:
         router.add(worker.url + "/")
     router.add(workers[0].url)
@@ -199,7 +211,12 @@ def test_an_answer_of_another_form_is_a_routers_fault_and_no_crash(body: str) ->
 
 
 def test_share_counts_healthy_workers_and_aliases() -> None:
-    listed = [RoutedWorker("http://a", True), RoutedWorker("http://b", True), RoutedWorker("http://c", False), RoutedWorker("http://a/", True)]
+    listed = [
+        RoutedWorker("http://a", True),
+        RoutedWorker("http://b", True),
+        RoutedWorker("http://c", False),
+        RoutedWorker("http://a/", True),
+    ]
     assert share(listed, ["http://a/"]) == pytest.approx(2 / 3)
     assert share(listed, ["http://c"]) == 0
     with pytest.raises(RouterError, match="no worker behind the router is healthy"):

@@ -41,9 +41,30 @@ def test_a_service_recorded_by_an_older_toolkit_is_still_stopped(local: Host, dr
         session.do(driver.stopping(local))
 
 
-@pytest.mark.parametrize("record", [None, "", "{", "[]", "{}", *('{RECORDED, "%s": %s}' % garbled for garbled in [
-    ("process", "null"), ("process", "5"), ("process", '{"pid": "1", "start": 1}'), ("group", "1"), ("release", "null"), ("started", "[]")])])
-def test_a_service_whose_record_is_lost_is_found_by_its_environment(local: Host, driver: ProcessDriver, record: str | None) -> None:
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "{}",
+        *(
+            '{RECORDED, "%s": %s}' % garbled
+            for garbled in [
+                ("process", "null"),
+                ("process", "5"),
+                ("process", '{"pid": "1", "start": 1}'),
+                ("group", "1"),
+                ("release", "null"),
+                ("started", "[]"),
+            ]
+        ),
+    ],
+)
+def test_a_service_whose_record_is_lost_is_found_by_its_environment(
+    local: Host, driver: ProcessDriver, record: str | None
+) -> None:
     with HostSession(connect(local)) as session, HostLock(session, "test") as lock:
         bundle = service_bundle()
         push(session, lock, bundle)
@@ -55,17 +76,28 @@ def test_a_service_whose_record_is_lost_is_found_by_its_environment(local: Host,
         assert (found["running"], found["pid"], found["release"]) == (True, known["process"]["pid"], bundle.digest)
         assert abs(found["started"] - known["started"]) < 5
         session.do(driver.stopping(local))
-        assert not Path(f"/proc/{found['pid']}/exe").exists() and not path.exists() and not driver.status(session).running
+        assert (
+            not Path(f"/proc/{found['pid']}/exe").exists() and not path.exists() and not driver.status(session).running
+        )
 
 
-@pytest.mark.parametrize(("environment", "leader"), [
-    ({"PHASEGATE_ROOT": "{root}-2", "PHASEGATE_RELEASE": "a"}, True), ({"PHASEGATE_ROOT": "{root}"}, True), ({"PHASEGATE_RELEASE": "a"}, True),
-    ({"PHASEGATE_ROOT": "{root}", "PHASEGATE_RELEASE": "a"}, False),
-])  # fmt: skip
-def test_a_process_that_is_not_shown_to_be_the_service_is_left_alone(local: Host, driver: ProcessDriver, environment: dict[str, str], leader: bool) -> None:
+@pytest.mark.parametrize(
+    ("environment", "leader"),
+    [
+        ({"PHASEGATE_ROOT": "{root}-2", "PHASEGATE_RELEASE": "a"}, True),
+        ({"PHASEGATE_ROOT": "{root}"}, True),
+        ({"PHASEGATE_RELEASE": "a"}, True),
+        ({"PHASEGATE_ROOT": "{root}", "PHASEGATE_RELEASE": "a"}, False),
+    ],
+)
+def test_a_process_that_is_not_shown_to_be_the_service_is_left_alone(
+    local: Host, driver: ProcessDriver, environment: dict[str, str], leader: bool
+) -> None:
     given = {name: value.format(root=local.root) for name, value in environment.items()}
     Path(local.root).mkdir()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=given, cwd=local.root, start_new_session=leader) as stranger:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=given, cwd=local.root, start_new_session=leader
+    ) as stranger:
         with HostSession(connect(local)) as session:
             assert not driver.status(session).running
             session.do(driver.stopping(local))

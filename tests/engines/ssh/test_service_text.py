@@ -22,14 +22,28 @@ class Answering:
         return [{"text": LOG, "out": LOG, "err": ""} for _ in operations]
 
 
-@pytest.mark.parametrize("driver", [ProcessDriver(), SystemdDriver("u"), DockerDriver("c")], ids=["process", "systemd", "docker"])
+@pytest.mark.parametrize(
+    "driver", [ProcessDriver(), SystemdDriver("u"), DockerDriver("c")], ids=["process", "systemd", "docker"]
+)
 def test_no_secret_of_a_log_gets_into_a_checkpoint(driver: ServiceDriver) -> None:
     assert driver.logs(Answering()) == KEPT
 
 
 @pytest.mark.parametrize(
     ("root", "word"),
-    [("/srv/w", "/srv/w"), ("/srv/my w", '"/srv/my w"'), ("/srv/100%", "/srv/100%%"), ("/srv/$HOME", "/srv/$$HOME"), ('/srv/a"b\\', '"/srv/a\\"b\\\\"')],
+    [
+        ("/srv/w", "/srv/w"),
+        ("/srv/my w", '"/srv/my w"'),
+        ("/srv/100%", "/srv/100%%"),
+        ("/srv/$HOME", "/srv/$$HOME"),
+        ('/srv/a"b\\', '"/srv/a\\"b\\\\"'),
+    ],
 )
 def test_a_root_is_one_argument_of_the_unit_whatever_is_in_it(root: str, word: str) -> None:
-    assert SystemdDriver("u").unit_text(Host("w", "node", root)).split("ExecStart=")[1].split("\n")[0].endswith(f" exec {word}")
+    assert (
+        SystemdDriver("u")
+        .unit_text(Host("w", "node", root))
+        .split("ExecStart=")[1]
+        .split("\n")[0]
+        .endswith(f" exec {word}")
+    )

@@ -18,7 +18,16 @@ from phases.engines.ssh.errors import CommandError, FleetError, ServiceError
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.locks import HostLock
 from phases.engines.ssh.releases import ReleaseStore
-from phases.engines.ssh.services import DockerDriver, ProcessDriver, ServiceStatus, SystemdDriver, restart, start, stop, wait_ready
+from phases.engines.ssh.services import (
+    DockerDriver,
+    ProcessDriver,
+    ServiceStatus,
+    SystemdDriver,
+    restart,
+    start,
+    stop,
+    wait_ready,
+)
 from phases.engines.ssh.session import HostSession
 from tests.engines.ssh.conftest import service_bundle
 from tests.engines.ssh.worker import eventually
@@ -40,7 +49,9 @@ def port(host: Host) -> int:
     return int(host.values["port"])
 
 
-def test_start_restart_stop_and_status(session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host) -> None:
+def test_start_restart_stop_and_status(
+    session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host
+) -> None:
     put(session, lock)
     assert not driver.status(session).running
     start(driver, session)
@@ -56,13 +67,23 @@ def test_start_restart_stop_and_status(session: HostSession, lock: HostLock, dri
     stop(driver, session)
 
 
-def test_what_cannot_be_recorded_is_not_left_running(session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host) -> None:
+def test_what_cannot_be_recorded_is_not_left_running(
+    session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host
+) -> None:
     """A disk that is full by then, here a limit on the size of files: the port would be taken from the release that a host goes back to."""
     put(session, lock)
     script = [part if part != "stop" else "start" for part in driver.stop_argv(local)][:-1]
-    limited = subprocess.run(script, capture_output=True, text=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150)))
+    limited = subprocess.run(
+        script,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150)),
+    )
     assert limited.returncode != 0 and "File too large" in limited.stderr, limited.stderr
-    assert not driver.status(session).running and not [entry for entry in Path("/proc").glob("[0-9]*/environ") if f"PHASEGATE_ROOT={local.root}\0" in _text(entry)]
+    assert not driver.status(session).running and not [
+        entry for entry in Path("/proc").glob("[0-9]*/environ") if f"PHASEGATE_ROOT={local.root}\0" in _text(entry)
+    ]
     start(driver, session)
     wait_ready(driver, session, port(local), timeout=200)
     stop(driver, session)
@@ -75,7 +96,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def test_it_outlives_the_session_and_is_found_by_the_next(session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:
+def test_it_outlives_the_session_and_is_found_by_the_next(
+    session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:
     put(session, lock)
     start(driver, session)
     pid = driver.status(session).pid
@@ -91,7 +114,9 @@ def test_a_stop_lets_requests_finish(session: HostSession, lock: HostLock, drive
     assert driver.logs(session).splitlines()[-2:] == ["draining", "drained"]
 
 
-def test_what_does_not_end_in_time_is_ended_with_all_it_started(session: HostSession, lock: HostLock, local: Host) -> None:
+def test_what_does_not_end_in_time_is_ended_with_all_it_started(
+    session: HostSession, lock: HostLock, local: Host
+) -> None:
     impatient = ProcessDriver(drain=0.2)
     put(session, lock, drain=60)
     start(impatient, session)
@@ -113,7 +138,9 @@ def test_a_killed_service_is_seen_as_stopped(session: HostSession, lock: HostLoc
     assert not driver.status(session).running, "another process under the old number is not the service"
 
 
-def test_a_service_that_dies_or_stays_sick_shows_its_log(session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host) -> None:
+def test_a_service_that_dies_or_stays_sick_shows_its_log(
+    session: HostSession, lock: HostLock, driver: ProcessDriver, local: Host
+) -> None:
     put(session, lock, crash=True)
     with pytest.raises(ServiceError, match="no kernel image is available"):
         start(driver, session)
@@ -125,7 +152,9 @@ def test_a_service_that_dies_or_stays_sick_shows_its_log(session: HostSession, l
         wait_ready(driver, session, port(local), timeout=4)
 
 
-def test_launch_arguments_need_their_values(local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver) -> None:
+def test_launch_arguments_need_their_values(
+    local: Host, session: HostSession, lock: HostLock, driver: ProcessDriver
+) -> None:
     put(session, lock)
     Path(local.root, "host.json").write_text("{}")
     with pytest.raises(ServiceError, match="needs a value for port.*vars"):
@@ -154,19 +183,36 @@ def test_systemd_argv() -> None:
     assert SystemdDriver("u", user=True).stop_argv(HOST) == ["systemctl", "--user", "stop", "u"]
     shown = Recorded(HOST, {"out": "LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=42\n"})
     assert driver.status(shown) == ServiceStatus(True, 42, "active (running)")
-    assert shown.asked[0]["argv"] == ["systemctl", "show", "sglang-w.service", "--property=ActiveState,SubState,MainPID,LoadState"]
+    assert shown.asked[0]["argv"] == [
+        "systemctl",
+        "show",
+        "sglang-w.service",
+        "--property=ActiveState,SubState,MainPID,LoadState",
+    ]
     failed = Recorded(HOST, {"out": "LoadState=loaded\nActiveState=failed\nSubState=failed\nMainPID=0\n"})
     assert driver.status(failed) == ServiceStatus(False, 0, "failed (failed)")
     with pytest.raises(ServiceError, match="on w: there is no unit"):
         driver.status(Recorded(HOST, {"out": "LoadState=not-found\nActiveState=inactive\n"}))
     logs = Recorded(HOST, {"out": "line"})
     driver.logs(logs, 7)
-    assert logs.asked[0]["argv"] == ["journalctl", "--unit", "sglang-w.service", "--lines", "7", "--no-pager", "--output", "short-iso"]
+    assert logs.asked[0]["argv"] == [
+        "journalctl",
+        "--unit",
+        "sglang-w.service",
+        "--lines",
+        "7",
+        "--no-pager",
+        "--output",
+        "short-iso",
+    ]
 
 
 def test_the_systemd_unit_starts_through_the_guard() -> None:
     text = SystemdDriver("u", drain=20).unit_text(HOST)
-    assert "ExecStart=/usr/bin/python3 -E -s -S /srv/w/bin/kit/guard.py exec /srv/w\n" in text and "TimeoutStopSec=20" in text
+    assert (
+        "ExecStart=/usr/bin/python3 -E -s -S /srv/w/bin/kit/guard.py exec /srv/w\n" in text
+        and "TimeoutStopSec=20" in text
+    )
     if shutil.which("systemd-analyze"):
         unit = Path("/tmp") / f"phasegate-test-{os.getpid()}.service"
         unit.write_text(text.replace("/srv/w/bin/kit/guard.py", __file__))
@@ -179,7 +225,9 @@ def test_docker_argv() -> None:
     driver = DockerDriver("sglang", drain=20)
     assert driver.starting(HOST)["argv"] == ["docker", "start", "sglang"]
     assert driver.stopping(HOST)["argv"] == driver.stop_argv(HOST) == ["docker", "stop", "--time", "20", "sglang"]
-    assert driver.restarting(HOST)["argv"] == driver.restart_argv(HOST) == ["docker", "restart", "--time", "20", "sglang"]
+    assert (
+        driver.restarting(HOST)["argv"] == driver.restart_argv(HOST) == ["docker", "restart", "--time", "20", "sglang"]
+    )
     state = Recorded(HOST, {"out": json.dumps({"Status": "running", "Running": True, "Pid": 7, "ExitCode": 0})})
     assert driver.status(state) == ServiceStatus(True, 7, "running")
     gone = Recorded(HOST, {"out": json.dumps({"Status": "exited", "Running": False, "Pid": 0, "ExitCode": 137})})
@@ -219,11 +267,14 @@ def test_systemd_for_real(session: HostSession, lock: HostLock, local: Host) -> 
 
 
 @pytest.mark.skipif(
-    not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0, reason="docker does not run here"
+    not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0,
+    reason="docker does not run here",
 )
 def test_docker_for_real(session: HostSession) -> None:
     name = f"phasegate-test-{os.getpid()}"
-    made = subprocess.run(["docker", "create", "--name", name, "busybox", "sleep", "600"], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["docker", "create", "--name", name, "busybox", "sleep", "600"], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"no image to be had: {made.stderr[-100:]}")
     driver = DockerDriver(name, drain=1)

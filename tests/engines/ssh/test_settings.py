@@ -38,7 +38,12 @@ def test_workers_have_what_the_section_says() -> None:
     settings, mistakes = read(GOOD)
     mistakes.raise_if_any()
     w0, w1, w2 = settings.workers()
-    assert (w0.ssh.user, w0.ssh.gateway, w0.timeouts.connect, w0.timeouts.command) == ("serving", "ops@bastion:22", 5, 120)
+    assert (w0.ssh.user, w0.ssh.gateway, w0.timeouts.connect, w0.timeouts.command) == (
+        "serving",
+        "ops@bastion:22",
+        5,
+        120,
+    )
     assert w1.values == {"port": "30001", "model": "/models/k2"} and w1.labels["role"] == "canary"
     assert w1.url == "http://node-a:30001" and w2.url == "http://127.0.0.1:30002"
     assert (w2.ssh.user, w2.ssh.port, w2.local) == ("other", 2222, True)
@@ -47,7 +52,9 @@ def test_workers_have_what_the_section_says() -> None:
 
 @pytest.mark.parametrize("kind, made", [("process", ProcessDriver(30)), ("docker", DockerDriver("box", 30))])
 def test_service_kinds(kind: str, made: object) -> None:
-    settings, _ = read(GOOD.replace('{kind: systemd, name: "sglang-{name}", drain: 20s, ready: 4m}', f"{{kind: {kind}, name: box}}"))
+    settings, _ = read(
+        GOOD.replace('{kind: systemd, name: "sglang-{name}", drain: 20s, ready: 4m}', f"{{kind: {kind}, name: box}}")
+    )
     assert settings.service.driver(settings.workers()[0]) == made
 
 
@@ -61,7 +68,7 @@ def test_service_kinds(kind: str, made: object) -> None:
         ("vars: {model:", "vars: {root:", 4, "`vars` cannot give another root than the worker has"),
         ("root: /srv/w0", "root: srv", 3, "text of the form"),
         ("port: 30000", "portt: 30000", 3, "unknown key 'portt' (did you mean 'port'?)"),
-        ("name: \"sglang-{name}\", ", "", 12, "a systemd service needs its `name`"),
+        ('name: "sglang-{name}", ', "", 12, "a systemd service needs its `name`"),
         ('name: "sglang-{name}"', "name: --force", 12, "`name` '--force' would be an option to systemctl or docker"),
         ("kind: systemd", "kind: sytemd", 12, "one of process, systemd, docker"),
         ("arm: 10m", "arm: 1m", 13, "must be longer than service.ready + service.drain (260 s)"),
@@ -79,5 +86,7 @@ def test_mistakes_name_their_line_and_the_cure(old: str, new: str, line: int, me
 
 
 def test_all_mistakes_come_at_once() -> None:
-    _, mistakes = read(GOOD.replace("port: 30001", "port: 0").replace("bake: 1m", "bake: -1").replace("root: /srv/w2", "root: 3"))
+    _, mistakes = read(
+        GOOD.replace("port: 30001", "port: 0").replace("bake: 1m", "bake: -1").replace("root: /srv/w2", "root: 3")
+    )
     assert len(list(mistakes)) == 3

@@ -74,7 +74,9 @@ def test_an_unknown_host_key_is_refused_and_the_cure_named(remote: Host, tmp_pat
     empty = tmp_path / "known_hosts"
     empty.touch()
     host = dataclasses.replace(remote, ssh=dataclasses.replace(remote.ssh, known_hosts=(empty,)))
-    with pytest.raises(HostKeyError, match=rf"on {remote.name}: no host key is known for .*{remote.ssh.port}.*ssh-keyscan"):
+    with pytest.raises(
+        HostKeyError, match=rf"on {remote.name}: no host key is known for .*{remote.ssh.port}.*ssh-keyscan"
+    ):
         run(connect(host), ["true"])
     assert empty.read_text() == "", "a refused key must not be remembered"
 
@@ -100,7 +102,9 @@ def test_a_refused_login_names_the_cure(remote: Host, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(LoginError, match="refuses the login.*key_files"):
         run(connect(host), ["true"])
-    left = [thread for thread in threading.enumerate() if isinstance(thread, paramiko.Transport) and thread not in before]
+    left = [
+        thread for thread in threading.enumerate() if isinstance(thread, paramiko.Transport) and thread not in before
+    ]
     for thread in left:
         thread.join(10)
     assert not any(thread.is_alive() for thread in left), "a refused connection is closed"
@@ -189,7 +193,9 @@ def test_through_a_bastion_whose_key_is_checked_too(sshd: SshFleet, remote: Host
     transport.close()
     assert came_from
     only_target = tmp_path / "only_target"
-    only_target.write_text("".join(line for line in sshd.known_hosts.read_text().splitlines(True) if f":{remote.ssh.port} " in line))
+    only_target.write_text(
+        "".join(line for line in sshd.known_hosts.read_text().splitlines(True) if f":{remote.ssh.port} " in line)
+    )
     distrusting = dataclasses.replace(remote, ssh=dataclasses.replace(ssh, known_hosts=(only_target,)))
     with pytest.raises(HostKeyError, match=f"no host key is known for .*{bastion.port}"):
         run(connect(distrusting), ["true"])
@@ -213,7 +219,9 @@ def test_keys_of_an_agent(sshd: SshFleet, remote: Host, monkeypatch: pytest.Monk
 
 def test_the_ssh_configuration_is_honoured(sshd: SshFleet, remote: Host, tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text(f"Host worker-alias\n  HostName {remote.address}\n  Port {remote.ssh.port}\n  User {remote.ssh.user}\n  IdentityFile {sshd.key}\n")
+    config.write_text(
+        f"Host worker-alias\n  HostName {remote.address}\n  Port {remote.ssh.port}\n  User {remote.ssh.user}\n  IdentityFile {sshd.key}\n"
+    )
     ssh = SshOptions(known_hosts=(sshd.known_hosts,), agent=False, config_file=config)
     transport = connect(dataclasses.replace(remote, address="worker-alias", ssh=ssh))
     assert run(transport, ["echo", "ok"]).out == "ok\n"

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from phases.base.clock import SystemClock
-from phases.run.lock import Lock
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.locks import HostLock, show_lock
 from phases.engines.ssh.session import HostSession
 from phases.engines.ssh.transport import connect
-from tests.run.conftest import Repository
+from phases.run.lock import Lock
 from tests.engines.ssh.sshfleet import PYTHON
+from tests.run.conftest import Repository
 
 SECTION = """
 fleet:
@@ -51,7 +51,16 @@ def held(tmp_path: Path, repository: Repository) -> Iterator[HostLock]:
 
 def phase(repository: Repository, *arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "phases.cli.main", *arguments]
-    done = subprocess.run(argv, cwd=repository.path, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=200, check=False, **more)  # type: ignore[call-overload]
+    done = subprocess.run(
+        argv,
+        cwd=repository.path,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=200,
+        check=False,
+        **more,
+    )  # type: ignore[call-overload]
     assert "Traceback" not in done.stderr
     return done
 
@@ -59,7 +68,9 @@ def phase(repository: Repository, *arguments: str, **more: object) -> subprocess
 def test_it_shows_whose_lock_it_is_and_does_nothing_unasked(repository: Repository, held: HostLock) -> None:
     done = phase(repository, "unlock", "w0", "w1")
     assert done.returncode == 6
-    assert re.search(r"w0 is locked: ada@ops pid 7, for phase run tp8-canary, taken \d+ (s|min) ago", done.stdout), done.stdout
+    assert re.search(r"w0 is locked: ada@ops pid 7, for phase run tp8-canary, taken \d+ (s|min) ago", done.stdout), (
+        done.stdout
+    )
     assert "w1 is not locked." in done.stdout and "--yes" in done.stderr
     assert show_lock(held.session).token == held.token
 
@@ -77,7 +88,9 @@ def test_a_person_is_asked(repository: Repository, held: HostLock, answer: str, 
     """On a terminal: the question is put, and the answer counts."""
     ours, theirs = pty.openpty()
     argv = [sys.executable, "-m", "phases.cli.main", "unlock", "w0"]
-    process = subprocess.Popen(argv, cwd=repository.path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, cwd=repository.path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     os.write(ours, answer.encode())
     out, err = process.communicate(timeout=200)
     os.close(ours)
@@ -105,7 +118,9 @@ def test_it_says_whether_the_owner_is_alive_where_that_can_be_known(repository: 
         sleeper.kill()
         sleeper.wait()
     assert _owner_alive(repository, held, f"ada@{here} pid {sleeper.pid}") is False
-    assert _owner_alive(repository, held, f"ada@{here} pid 1", age=30 * 365 * 86400.0) is False  # began after the lock was taken
+    assert (
+        _owner_alive(repository, held, f"ada@{here} pid 1", age=30 * 365 * 86400.0) is False
+    )  # began after the lock was taken
     assert "its process is gone" in phase(repository, "unlock", "w0").stdout
 
 
@@ -129,7 +144,11 @@ def test_the_local_lock(repository: Repository) -> None:
     lock = Lock(repository.path / ".phase", "light", SystemClock())
     with lock.held("phase run build-parity"):
         done = phase(repository, "unlock")
-        assert done.returncode == 6 and f"process {os.getpid()} on" in done.stdout and "its process is alive" in done.stdout
+        assert (
+            done.returncode == 6
+            and f"process {os.getpid()} on" in done.stdout
+            and "its process is alive" in done.stdout
+        )
         owner = json.loads(lock.path.read_text())
         for change, alive in (({"process_start": "1"}, False), ({"host": "elsewhere"}, None)):
             lock.path.write_text(json.dumps({**owner, **change}))

@@ -45,11 +45,19 @@ class Worker:
 
     def arm(self, window: float = LONG, release: Bundle | None = None) -> LeaseState:
         host = self.host
-        return self.lease.arm((release or self.new).digest, self.old.digest, window, self.driver.restart_argv(host), self.driver.stop_argv(host))
+        return self.lease.arm(
+            (release or self.new).digest,
+            self.old.digest,
+            window,
+            self.driver.restart_argv(host),
+            self.driver.stop_argv(host),
+        )
 
     def switch(self) -> None:
-        self.session.do(ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id), self.driver.restarting(self.host))
-
+        self.session.do(
+            ReleaseStore(self.session, self.lock).switching(self.new.digest, lease=self.lease.id),
+            self.driver.restarting(self.host),
+        )
 
     def record(self) -> dict[str, object]:
         return json.loads(Path(self.host.root, "lease.json").read_text())

@@ -106,7 +106,7 @@ class Agent:
             "hostname": uname.nodename, "kernel": uname.release, "machine": uname.machine, "os": release.get("PRETTY_NAME", "").strip('"'),
             "python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "free": store.free_bytes(self.place), "uid": os.getuid(),
             "gpus": _gpus(), "kills_user_processes": _kills_user_processes(),
-        }  # fmt: skip
+        }
 
     def describe(self, values):
         """Write host.json, the values for {name} in launch arguments."""

@@ -41,7 +41,7 @@ def arm(place, lease_id, release, previous, window, token, restart, stop, via, c
             "id": lease_id, "state": "armed", "release": release, "previous": previous, "window": window, "boot": boot_id(),
             "deadline": uptime() + window, "turn": 0.0, "armed": time.time(), "armed_via": via, "confirmed_via": "", "token": token,
             "restart": restart, "stop": stop, "command_timeout": command_timeout, "guard": None, "reason": "",
-        }  # fmt: skip
+        }
         record.reserve(place)
         write_json(place.lease, lease)
         place.audit("lease_armed", lease=lease_id, release=release, previous=previous, window=window)

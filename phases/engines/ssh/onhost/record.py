@@ -104,7 +104,7 @@ def facts(place, lease):
     shown.update(
         active=active(lease), seconds_left=-seconds_late(lease), same_boot=lease["boot"] == boot_id(),
         guard_alive=alive(lease["guard"]), guard_works=guard_works(place, lease), current=place.link_target(place.current),
-    )  # fmt: skip
+    )
     return shown
 
 

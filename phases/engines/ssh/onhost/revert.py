@@ -50,7 +50,7 @@ def _command(argv, timeout, handle):
             return "reverted", "no service to restart"
         try:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, cwd="/",
-                                  pass_fds=() if handle is None else (handle,))  # fmt: skip
+                                  pass_fds=() if handle is None else (handle,))
         except (OSError, subprocess.TimeoutExpired) as fault:
             detail = str(fault)
         else:
