@@ -1,6 +1,7 @@
 # make setup   make .venv with the toolkit and the kernel (again: no cost)
 # make run     take verify_attn through all four phases of playbooks/local.yaml on this machine, without asking (its playbook allows that)
-# make test    run the tests
+# make check   lint, format and the tests that start nothing: half a minute, before every commit
+# make test    run the tests: real sshd, routers and SGLang servers among them
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,6 +9,8 @@ STAMP  := $(VENV)/.setup-stamp
 # One word that changes when anything setup depends on changes: content, never mtimes.
 INPUTS := pyproject.toml constraints.txt kernels/verify_attn/pyproject.toml Makefile
 PLAYBOOK := playbooks/local.yaml
+WORKERS  ?= 2
+QUICK    := tests/gate tests/playbook tests/analysis/test_records.py tests/ledger tests/test_house.py
 
 # Before the setup: what this machine lacks, all at once, by the name apt knows it under.
 NEEDED := lacks=""; \
@@ -21,7 +24,7 @@ NEEDED := lacks=""; \
 	fi; \
 	if [ -n "$$lacks" ]; then echo "this machine lacks what phasegate needs: apt-get install$$lacks" >&2; exit 1; fi
 
-.PHONY: setup run test
+.PHONY: setup run lint check test coverage
 
 setup:
 	@want="$$(cat $(INPUTS) | sha256sum | cut -d' ' -f1)"; \
@@ -47,5 +50,16 @@ run: setup
 	case $$code in 0|3|4|5|7) echo; $(BIN)/phase gate review -p $(PLAYBOOK);; esac; \
 	case $$code in 0) echo; $(BIN)/phase status -p $(PLAYBOOK);; 3) ;; *) exit $$code;; esac
 
+lint: setup
+	$(BIN)/ruff check phases tests
+	$(BIN)/ruff format --check -q phases tests
+
+# A file's tests stay on one worker, all that start SGLang servers on the same one (tests/conftest.py).
+check: lint
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m 'not slow and not fleet and not sglang' $(QUICK)
+
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+coverage: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=phases --cov-report=term

@@ -31,6 +31,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def group_for_workers(items: list[pytest.Item]) -> None:
+    """A file's tests stay on one worker, since they share its fleet; all that start real SGLang servers share one, since two at once
+    would take the cores from each other."""
+    for item in items:
+        group = "servers" if item.get_closest_marker("sglang") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """The same random numbers in every run: of Python, and of torch where a test uses it."""

@@ -1,4 +1,4 @@
-"""Always-valid comparison of a canary with its simultaneous control (DESIGN §6); method in README.md.
+"""Always-valid comparison of a canary with its simultaneous control; method in README.md.
 
 Names are imported when they are first used: whoever reads a playbook needs the settings, not what is made of numpy.
 """

@@ -1,4 +1,4 @@
-"""What a sequential test concluded at a look, with exactly the quantities it tested (DESIGN §5)."""
+"""What a sequential test concluded at a look, with exactly the quantities it tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions of the toolkit and the exit codes they end in (DESIGN §4).
+"""Exceptions of the toolkit and the exit codes they end in.
 
 Every stage has a type of its own. Each carries the stage, the host it happened on and what the user can do next, so
 that the command line prints one paragraph and never a traceback for a foreseeable fault.
@@ -79,7 +79,7 @@ class BuildError(PhaseError):
 
 
 class KernelContractError(PhaseError):
-    """A kernel does not keep the contract of kernel.yaml (DESIGN §9)."""
+    """A kernel does not keep the contract of kernel.yaml."""
 
     stage = "kernel"
 

@@ -1,4 +1,4 @@
-"""The verdict of a rule, a gate, a phase: one algebra for all of them (DESIGN §2, §5)."""
+"""The verdict of a rule, a gate, a phase: one algebra for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging a phase: every rule, each on its own, the worst decides (DESIGN §5)."""
+"""Judging a phase: every rule, each on its own, the worst decides."""
 
 from __future__ import annotations
 

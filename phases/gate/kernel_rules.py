@@ -261,7 +261,7 @@ def _candidates(results: Results) -> set[str]:
 
 
 def _trusted(record: BenchmarkRecord) -> bool:
-    """A performance number exists only for a case whose parity passed before and after timing (DESIGN §5)."""
+    """A performance number exists only for a case whose parity passed before and after timing."""
     return bool(record.samples) and record.parity_after is True and not record.reason
 
 

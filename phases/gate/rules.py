@@ -1,4 +1,4 @@
-"""The rules a playbook may name: reading them, judging them (DESIGN §5)."""
+"""The rules a playbook may name: reading them, judging them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel contract (DESIGN §9): what kernel.yaml says, as value types. Reading it needs no torch.
+"""The kernel contract: what kernel.yaml says, as value types. Reading it needs no torch.
 
 kernel.yaml names the contract module (`entry`), a plain Python module under `path` whose functions make inputs, allocate
 outputs, compute the float64 reference and run a variant. Which functions it must have, and their parameters, stands in

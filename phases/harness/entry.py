@@ -1,6 +1,6 @@
 """The contract module inside a worker: imported, checked, and called with blame put where it belongs.
 
-Functions of a contract module (DESIGN §9); a case is the dict {"name", "dtype", "params"}, a device `cpu` or `cuda`:
+Functions of a contract module; a case is the dict {"name", "dtype", "params"}, a device `cpu` or `cuda`:
 
     inputs(case, seed, device) -> dict        fresh inputs; the same seed gives the same inputs
     outputs(case, device) -> dict             tensors, allocated; what they hold does not matter

@@ -1,1 +1,1 @@
-"""Git checkpoints by plumbing (DESIGN §7)."""
+"""Git checkpoints by plumbing."""

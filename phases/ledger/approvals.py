@@ -1,4 +1,4 @@
-"""Approvals: a person, a reason, and the exact digest they saw (DESIGN §5)."""
+"""Approvals: a person, a reason, and the exact digest they saw."""
 
 from __future__ import annotations
 

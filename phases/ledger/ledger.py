@@ -1,4 +1,4 @@
-"""The ledger: a git branch whose every commit is one checkpoint or one approval (DESIGN §7).
+"""The ledger: a git branch whose every commit is one checkpoint or one approval.
 
 A checkpoint's commit has the previous ledger commit as first parent and the source commit as second. Its tree holds all
 checkpoints so far, so the tip alone is the whole record. References move only from the value that was read (compare and

@@ -1,4 +1,4 @@
-"""The phases there are, in the order in which a kernel goes through them (DESIGN §1), and where each is written."""
+"""The phases there are, in the order in which a kernel goes through them, and where each is written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Production as it is observed, and the few ways in which it may be changed: one worker at a time, traffic last.
 
-The truth is what hosts and router say (DESIGN §4): every change starts by observing, so that a resumed run, another machine
+The truth is what hosts and router say: every change starts by observing, so that a resumed run, another machine
 and a rollback all see the same. Order within a change: capacity is checked, traffic leaves, the worker drains, the host is
 switched under a lease, its own completions come back, and only then traffic returns.
 """

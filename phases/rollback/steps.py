@@ -1,4 +1,4 @@
-"""Going back: traffic safe first, then every worker restored, and only what is observed counts as done (DESIGN §4).
+"""Going back: traffic safe first, then every worker restored, and only what is observed counts as done.
 
 First running servers fall back hot to the incumbent's kernel (`hot`), which takes well under a second. Then workers on the candidate
 leave the router as far as the capacity floor allows, and are restored by restarts; the rest in batches under the same floor. The target is each host's own last-good release, never merely the one before.

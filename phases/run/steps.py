@@ -1,4 +1,4 @@
-"""A step: the unit a phase is planned, journalled, executed and resumed in (DESIGN §4).
+"""A step: the unit a phase is planned, journalled, executed and resumed in.
 
 A phase script is a function that yields steps; making the steps is pure, so planning is making them without running
 them. A step's `run` returns facts (plain JSON) which the journal keeps and later steps read; its `holds` observes

@@ -1,4 +1,4 @@
-"""The fleet: hosts over ssh, releases on them, their services, and a lease that reverts by itself (DESIGN §8).
+"""The fleet: hosts over ssh, releases on them, their services, and a lease that reverts by itself.
 
     fleet = Fleet(settings.workers(), limit=settings.at_once)             # fleet.py, settings.py
     fleet.each(lambda session: push(session, HostLock(session, "run"), bundle)).check()   # fanout.py, deploy.py, bundle.py

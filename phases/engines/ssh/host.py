@@ -36,7 +36,7 @@ class Host:
     Attributes:
         name: unique in the fleet; what every message, table and journal calls it.
         address: host name or address to connect to; `local` runs on this machine without ssh.
-        root: the worker's directory there (DESIGN §8); several workers on one machine have several roots.
+        root: the worker's directory there; several workers on one machine have several roots.
         python: the Python (3.8 or newer) there that runs the toolkit's host-side scripts.
         sudo: run as this user through `sudo -n`; "" as the user who logs in.
         url: where the worker answers, as the router knows it.
