@@ -11,6 +11,7 @@ from phases.cli.failures import run_and_exit
 from phases.cli.lazy import LazyGroup, Table
 
 COMMANDS: Table = {
+    "demo": ("phases.cli.demo:demo", "Show it at work on this machine, in two minutes; no GPU, no SGLang."),
     "init": ("phases.cli.init:init", "Scaffold a kernel of your own that can run phase 1 at once."),
     "doctor": ("phases.cli.doctor:doctor", "Check what this machine lacks, with the cure for each problem."),
     "plan": ("phases.cli.plan:plan", "Show what a run would do, step by step; changes nothing."),

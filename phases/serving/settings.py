@@ -18,7 +18,9 @@ class ServerSettings:
     """What both servers share: the environment, the model, the flags."""
 
     python: str = setting(
-        EMBEDDED, help="Python of the serving environment, or `embedded`: SGLang on the CPU, provisioned on first use"
+        EMBEDDED,
+        help="Python of the serving environment; `embedded`: SGLang on the CPU, provisioned on first use; "
+        "`stand-in`: workers without a model, to try phasegate itself",
     )
     model: str = setting("", help="model path; empty: the embedded environment's small MLA model")
     draft_model: str = setting(

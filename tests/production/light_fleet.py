@@ -17,6 +17,7 @@ from typing import Any
 
 import requests
 
+from phases.engines.embedded.stand_in import WORKER as STANDIN_WORKER
 from phases.engines.ssh.deploy import first_release
 from phases.engines.ssh.services import wait_ready
 from phases.production.releases import fleet_releases
@@ -24,7 +25,7 @@ from phases.serving.environment import environment_facts
 from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt
 from tests.engines.ssh.sshfleet import PYTHON, SshFleet, end_processes_of, free_port
 from tests.engines.ssh.test_router import router_python
-from tests.production.kill_sweep import HERE, Driven
+from tests.production.kill_sweep import Driven
 
 KERNEL = {
     "kernel.yaml": """\
@@ -136,7 +137,7 @@ class LightFleet(Driven):
         self.ports = [free_port() for _ in range(self.count)]
         self.router_port = free_port()
         self.python = self.directory / "python"
-        self.python.write_text(f'#!/bin/sh\nshift 2\nexec {PYTHON} -E -s {HERE / "standin_worker.py"} "$@"\n')
+        self.python.write_text(f'#!/bin/sh\nshift 2\nexec {PYTHON} -E -s {STANDIN_WORKER} "$@"\n')
         self.python.chmod(0o755)
         for name, text in KERNEL.items():
             (self.repo / name).write_text(textwrap.dedent(text))

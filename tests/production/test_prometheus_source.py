@@ -21,6 +21,7 @@ from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Scrape
 from phases.base.clock import SystemClock
+from phases.engines.embedded.stand_in import WORKER as STANDIN_WORKER
 from phases.engines.ssh.host import Host
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt
 from phases.trial.bake import Bake
@@ -40,11 +41,10 @@ class Scraped:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ports = [free_port(), free_port()]
         for port in self.ports:
-            self.start([PYTHON, str(HERE / "standin_worker.py"), "--port", str(port), "--attention-backend", "none"])
+            self.start([PYTHON, str(STANDIN_WORKER), "--port", str(port), "--attention-backend", "none"])
         self.down, self.slow = free_port(), free_port()
         self.start(
-            [PYTHON, str(HERE / "standin_worker.py"), "--port", str(self.slow), "--attention-backend", "none"],
-            STANDIN_SLOW="20",
+            [PYTHON, str(STANDIN_WORKER), "--port", str(self.slow), "--attention-backend", "none"], STANDIN_SLOW="20"
         )
         self.url = f"http://127.0.0.1:{(listen := free_port())}"
         targets = [f"127.0.0.1:{self.ports[0]}", f"127.0.0.1:{self.down}", f"127.0.0.1:{self.slow}"]

@@ -19,7 +19,8 @@ from phases.base.errors import ServingError, ended, joined
 from phases.base.files import write_json
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.models import ModelShape
-from phases.engines.embedded.provision import cache_directory
+from phases.engines.embedded.provision import cache_directory, ensure
+from phases.engines.embedded.stand_in import ROUTER, STAND_IN, router_path
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import ServiceError
@@ -142,7 +143,9 @@ def ensure_up(
     _require_known(states)
     down = [state for state in states if not state.serving]
     if down:
-        progress(f"starting {', '.join(s.host.name for s in down)} (each imports SGLang for 20 s or more of a core)")
+        real = production.settings.server.python != STAND_IN
+        why = "each imports SGLang for 20 s or more of a core" if real else "stand-ins: they answer without a model"
+        progress(f"starting {', '.join(s.host.name for s in down)} ({why})")
     down.sort(key=lambda state: -int(state.host.labels["tp"]))  # what takes longest begins first
     with ThreadPoolExecutor(START_AT_ONCE) as pool:
         list(pool.map(lambda state: _start_worker(production, state, incumbent, progress), down))
@@ -213,18 +216,20 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
     host = LocalHost(home / "router")
     if any(host.alive(server) for server in host.left_running()):
         return
-    from phases.engines.embedded.provision import ensure
-
-    environment = ensure(progress=progress)
+    if production.settings.server.python == STAND_IN:
+        launch, variables = (
+            [sys.executable, "-c", ROUTER],
+            {"PYTHONPATH": str(router_path(cache_directory(), progress))},
+        )
+    else:
+        launch, variables = [str(ensure(progress=progress).python), "-m", "sglang_router.launch_router"], {}
     port = int(production.router.url.rpartition(":")[2])
     if host.port_taken(port):
         raise ServingError(
             f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports."
         )
     argv = [
-        str(environment.python),
-        "-m",
-        "sglang_router.launch_router",
+        *launch,
         "--host",
         "127.0.0.1",
         "--port",
@@ -240,7 +245,7 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
         "--health-check-interval-secs",
         "5",
     ]
-    server = host.start("router", argv, {}, port)
+    server = host.start("router", argv, variables, port)
     progress(f"router on port {port}")
     _await_router(host, server, production)
 

@@ -35,6 +35,7 @@ class Faults:
         self.crash = get("CRASH", 0)  # ends at once
         self.never_ready = get("NEVER_READY", 0)  # /health stays at 503
         self.mute = get("MUTE", 0)  # /health is green, no completion ever comes
+        self.wedged_after = get("WEDGED_AFTER", 0)  # as mute, after so many requests
         self.slow = get("SLOW", 1)  # factor on every latency
         self.errors = get("ERRORS", 0)  # share of requests answered with 500
         self.refuses = get("REFUSES", 0)  # share of requests answered with 400
@@ -176,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def generate(self, worker: Worker, body: dict) -> None:
         faults, chance = worker.faults, worker.random.random()
-        if faults.mute:
+        if faults.mute or (faults.wedged_after and worker.served >= faults.wedged_after):
             time.sleep(3600)
         if chance < faults.errors + faults.refuses:
             status = 500 if chance < faults.errors else 400
