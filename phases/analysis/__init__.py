@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phases.analysis.comparison import Comparison, Joint
     from phases.analysis.counts import ErrorTest
-    from phases.analysis.decision import Decision, Outcome
+    from phases.analysis.decision import Decision
     from phases.analysis.histograms import HistogramTest, HistogramWindows
     from phases.analysis.rolling import RollingTest
     from phases.analysis.scrape import Scrape
@@ -21,7 +21,6 @@ _MODULES = {
     "Joint": "comparison",
     "ErrorTest": "counts",
     "Decision": "decision",
-    "Outcome": "decision",
     "HistogramTest": "histograms",
     "HistogramWindows": "histograms",
     "RollingTest": "rolling",
@@ -37,7 +36,6 @@ __all__ = [
     "HistogramTest",
     "HistogramWindows",
     "Joint",
-    "Outcome",
     "RollingTest",
     "Scrape",
     "SequentialTest",

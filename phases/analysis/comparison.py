@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from phases.analysis.counts import ErrorTest
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Joint:
-    """All metrics at one look."""
+    """All metrics at one look; `verdict` is None while one of them asks for more data."""
 
-    outcome: Outcome
+    verdict: Verdict | None
     decisions: tuple[Decision, ...]
 
 
@@ -80,8 +81,8 @@ class Comparison:
 
 
 def _joint(decisions: list[Decision]) -> Joint:
-    found = {decision.outcome for decision in decisions}
-    for outcome in (Outcome.FAIL, Outcome.CONTINUE, Outcome.INCONCLUSIVE):
-        if outcome in found:
-            return Joint(outcome, tuple(decisions))
-    return Joint(Outcome.PASS, tuple(decisions))
+    found = {decision.verdict for decision in decisions}
+    for verdict in (Verdict.FAIL, None, Verdict.INCONCLUSIVE):
+        if verdict in found:
+            return Joint(verdict, tuple(decisions))
+    return Joint(Verdict.PASS, tuple(decisions))

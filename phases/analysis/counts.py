@@ -21,8 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from phases.analysis.cells import ARMS
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 CLUSTER = 1.0
 MANY = 10**12  # requests
@@ -73,7 +74,7 @@ class ErrorTest:
         self._totals = np.zeros((2, 3))  # requests, errors, incidents; rows by arm
         self._last_incident = dict.fromkeys(ARMS, -math.inf)
         self._first, self._closed = math.nan, -math.inf
-        self._reached: tuple[Outcome, float] | None = None
+        self._reached: tuple[Verdict, float] | None = None
         self._finished = False
 
     def observe(self, arm: str, t: float, status: int) -> None:
@@ -140,23 +141,23 @@ class ErrorTest:
             bounds = [_rate_interval(*row, self.alpha / 2) for row in self._totals]
             low, high, estimate = bounds[0][0] - bounds[1][1], bounds[0][1] - bounds[1][0], k1 / n1 - k0 / n0
         enough = min(n1, n0) >= self._min_samples
-        if evidence >= -math.log(self.alpha) and not (self._reached and self._reached[0] is Outcome.FAIL):
-            self._reached = (Outcome.FAIL, now)
+        if evidence >= -math.log(self.alpha) and not (self._reached and self._reached[0] is Verdict.FAIL):
+            self._reached = (Verdict.FAIL, now)
         elif not self._reached and enough and high is not None and high <= self.tolerance:
-            self._reached = (Outcome.PASS, now)
+            self._reached = (Verdict.PASS, now)
         over = self._finished or (self._deadline is not None and now - self._first >= self._deadline)
-        outcome = self._reached[0] if self._reached else Outcome.INCONCLUSIVE if over else Outcome.CONTINUE
+        reached = self._reached[0] if self._reached else Verdict.INCONCLUSIVE if over else None
         counted = f"{k1:g} of {n1:g} requests failed on the canary, {k0:g} of {n0:g} on the control"
         verdict = {
-            Outcome.FAIL: f"{counted}: evidence {math.exp(min(evidence, 700)):.3g} that the canary errs more, "
+            Verdict.FAIL: f"{counted}: evidence {math.exp(min(evidence, 700)):.3g} that the canary errs more, "
             f"{1 / self.alpha:.3g} is needed",
-            Outcome.PASS: f"{counted}: at most {high if high is not None else 1:.4f} more, within {self.tolerance:g}",
+            Verdict.PASS: f"{counted}: at most {high if high is not None else 1:.4f} more, within {self.tolerance:g}",
         }
         return Decision(
-            outcome=outcome,
+            verdict=reached,
             metric=self.kind,
             statistic="excess_rate",
-            reason=verdict.get(outcome, f"{counted}: an excess over {self.tolerance:g} is not excluded yet"),
+            reason=verdict.get(reached, f"{counted}: an excess over {self.tolerance:g} is not excluded yet"),
             estimate=estimate,
             low=low,
             high=high,

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from phases.base.results import Measurement
 from phases.base.verdict import Verdict
 
-
-class Outcome(Enum):
-    """Where a test stands. CONTINUE asks for more data; it becomes INCONCLUSIVE at the deadline."""
-
-    PASS = "PASS"
-    FAIL = "FAIL"
-    CONTINUE = "CONTINUE"
-    INCONCLUSIVE = "INCONCLUSIVE"
-
-    @property
-    def verdict(self) -> Verdict:
-        """As a gate sees it: a test that has not decided is inconclusive."""
-        return Verdict.INCONCLUSIVE if self is Outcome.CONTINUE else Verdict[self.name]
-
-    @property
-    def final(self) -> bool:
-        return self is not Outcome.CONTINUE
+OPEN = "open"  # how a test without a verdict yet is called
 
 
 @dataclass(frozen=True)
@@ -34,7 +17,7 @@ class Decision:
     """One look at one metric.
 
     Attributes:
-        outcome: PASS, FAIL, CONTINUE or INCONCLUSIVE.
+        verdict: PASS, FAIL or INCONCLUSIVE; None while it asks for more data, which is no verdict yet.
         metric: ttft, itl, e2e, tpot, 5xx …
         statistic: p95, mean, excess_rate.
         reason: one sentence a reviewer understands.
@@ -50,7 +33,7 @@ class Decision:
         source: where the observations came from.
     """
 
-    outcome: Outcome
+    verdict: Verdict | None
     metric: str
     statistic: str
     reason: str
@@ -68,8 +51,9 @@ class Decision:
     source: str = ""
 
     @property
-    def verdict(self) -> Verdict:
-        return self.outcome.verdict
+    def word(self) -> str:
+        """The verdict as people read it."""
+        return self.verdict.value if self.verdict else OPEN
 
     @property
     def seconds_to_decide(self) -> float | None:
@@ -78,7 +62,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         row = dataclasses.asdict(self)
-        return {**row, "outcome": self.outcome.value, "seconds_to_decide": self.seconds_to_decide}
+        verdict = self.verdict.value if self.verdict else None
+        return {**row, "verdict": verdict, "seconds_to_decide": self.seconds_to_decide}
 
     def measurement(self) -> Measurement:
         """The same as a record of results.json."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from phases.analysis.cells import ARMS
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.scores import QuantileScore
 from phases.analysis.scrape import HISTOGRAMS, Buckets, Increases, Scrape, buckets_of
 from phases.analysis.sequential import conclude
 from phases.analysis.settings import TestSettings, candidate_ratios
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 HALF_LIFE = 600.0
 TOLERANCE = 1e-9  # relative, for comparing a product with a bucket edge
@@ -76,7 +77,7 @@ class HistogramTest:
         self._ignore_until, self._folded_at = -np.inf, -np.inf
         self._started: float | None = None
         self._last: Scrape | None = None
-        self._reached: tuple[Outcome, float] | None = None
+        self._reached: tuple[Verdict, float] | None = None
         self._finished = False
 
     def add(self, arm: str, scrape: Scrape) -> None:

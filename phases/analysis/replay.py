@@ -12,13 +12,14 @@ import numpy as np
 
 from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.records import Records
 from phases.analysis.scrape import RESPONSES, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class Replay:
     """What recorded data say.
 
     Attributes:
-        outcome: of all decisions together: FAIL if any, PASS if all.
+        verdict: of all decisions together: FAIL if any, PASS if all.
         decisions: one by metric, the latency first.
         looks: the latency's interval at every look.
     """
 
-    outcome: Outcome
+    verdict: Verdict
     decisions: tuple[Decision, ...]
     looks: tuple[Look, ...]
 
@@ -53,7 +54,7 @@ class Replay:
         """Verdict, when it was reached, estimate and interval, by metric."""
         return {
             "schema": "phasegate/analysis/v1",
-            "verdict": self.outcome.verdict.value,
+            "verdict": self.verdict.value,
             "decisions": [decision.to_json() for decision in self.decisions],
         }
 
@@ -164,14 +165,14 @@ def replay_snapshots(
 
 def _over(decision: Decision, others: list[Decision]) -> bool:
     everything = [decision, *others]
-    return any(one.outcome is Outcome.FAIL for one in everything) or all(one.outcome.final for one in everything)
+    return any(one.verdict is Verdict.FAIL for one in everything) or all(one.verdict is not None for one in everything)
 
 
 def _finish(test: SequentialTest | HistogramTest, counts: list[ErrorTest], now: float, looks: list[Look]) -> Replay:
     decisions = (test.finish(now), *(count.finish(now) for count in counts))
-    found = {decision.outcome for decision in decisions}
-    outcome = next((one for one in (Outcome.FAIL, Outcome.INCONCLUSIVE) if one in found), Outcome.PASS)
-    return Replay(outcome, decisions, tuple(looks))
+    found = {decision.verdict for decision in decisions}
+    verdict = next((one for one in (Verdict.FAIL, Verdict.INCONCLUSIVE) if one in found), Verdict.PASS)
+    return Replay(verdict, decisions, tuple(looks))
 
 
 PLOTS = (".png", ".svg", ".pdf")
@@ -200,10 +201,10 @@ def plot(replay: Replay, path: Path) -> None:
     axes.plot([t for t, _ in known], [value for _, value in known], label="estimate")
     axes.axhline(decision.threshold, linestyle="--", color="tab:red", label=f"limit {decision.threshold:g}")
     if decision.seconds_to_decide is not None:
-        axes.axvline(decision.seconds_to_decide, linestyle=":", color="black", label=f"{decision.outcome.value}")
+        axes.axvline(decision.seconds_to_decide, linestyle=":", color="black", label=f"{decision.word}")
     axes.set(xlabel="seconds", ylabel="canary / control", ylim=(bottom * 0.95, top * 1.05), yscale="log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_title(f"{decision.metric} {decision.statistic}: {decision.outcome.value}, {decision.reason}", fontsize=9)
+    axes.set_title(f"{decision.metric} {decision.statistic}: {decision.word}, {decision.reason}", fontsize=9)
     axes.legend(fontsize=8)
     figure.savefig(path)

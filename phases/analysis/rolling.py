@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 
 class RollingTest:
@@ -55,7 +56,7 @@ class RollingTest:
             return self._new().look(now)
         if self._failed is None:
             decisions = [test.look(now) for _, test in self._tests]
-            failed = [decision for decision in decisions if decision.outcome is Outcome.FAIL]
+            failed = [decision for decision in decisions if decision.verdict is Verdict.FAIL]
             self._failed = failed[0] if failed else None
             self._renew(now)
             return self._failed or decisions[0]

@@ -6,7 +6,7 @@
     decision = test.look(now=20.0)
 
 The decision is one of non-inferiority: PASS when the upper bound of the slowdown is under 1 + margin, FAIL when the lower
-bound is over it, CONTINUE otherwise, INCONCLUSIVE at the deadline. The bounds hold at all looks together (`evidence`).
+bound is over it, no verdict yet otherwise, INCONCLUSIVE at the deadline. The bounds hold at all looks together (`evidence`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from phases.analysis.cells import Cell, CellPairs
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.evidence import SymmetricEvidence
 from phases.analysis.scores import MeanScore, QuantileScore
 from phases.analysis.settings import HIGHER_IS_BETTER, TestSettings, candidate_ratios
 from phases.analysis.sketch import FLOOR
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 MAX_LATE = 0.01  # share of observations that may arrive after their cell was closed without spoiling a PASS
 
@@ -48,7 +49,7 @@ class SequentialTest:
             self._score = MeanScore(self._log_ratios, needed=needed, dispersion=settings.dispersion)
         else:
             self._score = QuantileScore(settings.quantile, lanes, dispersion=settings.dispersion)
-        self._reached: tuple[Outcome, float] | None = None
+        self._reached: tuple[Verdict, float] | None = None
         self._finished = False
 
     def observe(self, arm: str, t: float, value: float, status: int = 200) -> None:
@@ -161,7 +162,7 @@ def conclude(
     evidence: SymmetricEvidence,
     *,
     now: float,
-    reached: tuple[Outcome, float] | None,
+    reached: tuple[Verdict, float] | None,
     finished: bool,
     spoiled: str,
     started: float | None,
@@ -169,7 +170,7 @@ def conclude(
     counts: dict[str, dict[str, int]],
     source: str,
     exact: bool,
-) -> tuple[Decision, tuple[Outcome, float] | None]:
+) -> tuple[Decision, tuple[Verdict, float] | None]:
     """Read the decision off the evidence for all candidate ratios.
 
     Args:
@@ -185,20 +186,20 @@ def conclude(
     above, below = evidence.log_evidence()
     needed = -math.log(settings.alpha)
     here = int(np.searchsorted(ratios, settings.threshold))
-    if above[here] >= needed and not (reached and reached[0] is Outcome.FAIL):
-        reached = (Outcome.FAIL, now)
+    if above[here] >= needed and not (reached and reached[0] is Verdict.FAIL):
+        reached = (Verdict.FAIL, now)
     if below[here] >= needed and not spoiled and not reached:
-        reached = (Outcome.PASS, now)
-    undecided = Outcome.INCONCLUSIVE if finished else Outcome.CONTINUE
-    outcome = reached[0] if reached else undecided
-    if outcome is Outcome.PASS and spoiled:
-        outcome = undecided
+        reached = (Verdict.PASS, now)
+    undecided = Verdict.INCONCLUSIVE if finished else None
+    verdict = reached[0] if reached else undecided
+    if verdict is Verdict.PASS and spoiled:
+        verdict = undecided
     low, high = _bound(ratios, above >= needed, -1), _bound(ratios, below >= needed, 0)
     decision = Decision(
-        outcome=outcome,
+        verdict=verdict,
         metric=settings.metric,
         statistic=settings.statistic,
-        reason=_reason(outcome, settings.threshold, low, high, spoiled),
+        reason=_reason(verdict, settings.threshold, low, high, spoiled),
         estimate=_estimate(ratios, evidence) if exact else None,
         low=low,
         high=high,
@@ -207,19 +208,19 @@ def conclude(
         counts=counts,
         confidence=1.0 - 2.0 * settings.alpha,
         at=now,
-        since=reached[1] if reached and outcome is reached[0] else None,
+        since=reached[1] if reached and verdict is reached[0] else None,
         started=started,
         source=source,
     )
     return decision, reached
 
 
-def _reason(outcome: Outcome, threshold: float, low: float | None, high: float | None, spoiled: str) -> str:
+def _reason(verdict: Verdict | None, threshold: float, low: float | None, high: float | None, spoiled: str) -> str:
     limit = f"{threshold:g}"
-    if outcome is Outcome.FAIL:
+    if verdict is Verdict.FAIL:
         bound = f"{low:.3f}" if low is not None and low >= threshold else limit
         return f"the slowdown is at least {bound}, over the limit of {limit}"
-    if outcome is Outcome.PASS:
+    if verdict is Verdict.PASS:
         bound = f"{high:.3f}" if high is not None and high <= threshold else limit
         return f"the slowdown is at most {bound}, within the limit of {limit}"
     if spoiled:

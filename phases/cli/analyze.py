@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from phases.base.errors import Exit
+from phases.base.verdict import Verdict
 from phases.cli.common import example, json_option, note, print_json, say, show_table
 
 METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
@@ -92,7 +93,7 @@ def analyze(sources: tuple[str, ...], a_a: str | None, plot_path: Path | None, a
         print_json({**found.to_json(), **({"a_a": planned} if planned else {})})
     else:
         _show(found, planned)
-    code = {"PASS": Exit.PASSED, "FAIL": Exit.GATE_FAILED}.get(found.outcome.value, Exit.INCONCLUSIVE)
+    code = {Verdict.PASS: Exit.PASSED, Verdict.FAIL: Exit.GATE_FAILED}.get(found.verdict, Exit.INCONCLUSIVE)
     raise click.exceptions.Exit(int(code))
 
 
@@ -144,7 +145,7 @@ def _show(found: Any, planned: dict[str, Any]) -> None:
         (
             d.metric,
             d.statistic,
-            d.outcome.value,
+            d.word,
             number(d.estimate),
             f"{number(d.low)} … {number(d.high)}",
             number(d.threshold),
@@ -165,4 +166,4 @@ def _show(found: Any, planned: dict[str, Any]) -> None:
             f"A/A: dispersion {planned['dispersion']:.2f}; detectable with 95 % power: {bakes}; "
             f"an equal canary passes after {number(planned.get('seconds_to_pass'))} s"
         )
-    say(f"verdict: {found.outcome.value}")
+    say(f"verdict: {found.verdict.value}")

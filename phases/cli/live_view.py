@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHOWN_LINES = 4
-_STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "CONTINUE": ""}
-_WORDS = {"CONTINUE": "open"}
+_STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
 
 
 class RunningStep:
@@ -82,15 +81,9 @@ def look_row(row: dict[str, Any], width: int) -> str:
 
 def _test_line(row: dict[str, Any], width: int) -> Text:
     text = _line("    ", "")
-    text.append(
-        f"{outcome_word(row):<5}", style=_STYLES.get(row["outcome"], "")
-    )  # first: a narrow terminal cuts the end
+    text.append(f"{row['verdict']:<5}", style=_STYLES.get(row["verdict"], ""))  # first: a narrow terminal cuts the end
     text.append(look_row(row, width - len(text)))
     return text
-
-
-def outcome_word(row: dict[str, Any]) -> str:
-    return _WORDS.get(row["outcome"], row["outcome"])
 
 
 def _few(names: list[str]) -> str:

@@ -249,7 +249,7 @@ def _running(seen: Overview, option: str) -> list[Block]:
         ]
     lines = [line(f"Running: {seen.running.describe(seen.at)}.", bold=True)]
     if seen.live:
-        from phases.cli.live_view import is_look, look_head, look_row, outcome_word
+        from phases.cli.live_view import is_look, look_head, look_row
 
         state, room = seen.live, shutil.get_terminal_size().columns - 7
         said = "" if is_look(state["said"]) else f": {state['said']}"
@@ -261,7 +261,7 @@ def _running(seen: Overview, option: str) -> list[Block]:
         if look := state.get("look"):
             lines += [
                 line(f"  {look_head(look)}"),
-                *(line(f"  {outcome_word(row):<5}{look_row(row, room)}") for row in look["tests"]),
+                *(line(f"  {row['verdict']:<5}{look_row(row, room)}") for row in look["tests"]),
             ]
     return lines
 

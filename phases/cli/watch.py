@@ -33,5 +33,5 @@ def watch(once: bool, playbook_path: Path | None, as_json: bool) -> None:
         if as_json:
             print_json({**facts, "exit": int(code)})
         else:
-            say(f"{facts['outcome']}: {facts['reason']}")
+            say(f"{facts['verdict']}: {facts['reason']}")
     sys.exit(int(code))

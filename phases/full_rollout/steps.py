@@ -10,9 +10,9 @@ import dataclasses
 import json
 from typing import Any
 
-from phases.analysis.decision import Outcome
 from phases.base.errors import Exit, FleetError, LedgerError, joined
 from phases.base.results import Measurement, Results
+from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet import shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
@@ -28,7 +28,7 @@ from phases.run.progress import of_playbook
 from phases.run.steps import Facts, Step, StepContext
 from phases.trial import judging
 from phases.trial.arms import like_for_like, waves
-from phases.trial.bake import Verdict
+from phases.trial.end import TrialEnd
 from phases.trial.reference import Level
 from phases.trial.soak import Soak
 
@@ -110,10 +110,10 @@ def _advance(
     if not canary:
         return {"facts": {"lost": lost, f"wave {number}": "moved"}}
     moved = [host for host in production.workers if host not in unmoved and host.name not in lost]
-    verdict = judging.judge(run, production, run.settings.judge, canary, control, digest, context, moved=moved)
-    context.progress(f"wave {number}: {verdict.outcome.value}: {verdict.reason}")
-    rows = tuple(_of_wave(number, row) for row in judging.measurements(verdict))
-    return {"facts": {"lost": lost, **_concluded(number, verdict, context)}, "measurements": rows}
+    trial_end = judging.judge(run, production, run.settings.judge, canary, control, digest, context, moved=moved)
+    context.progress(f"wave {number}: {trial_end.verdict.value}: {trial_end.reason}")
+    rows = tuple(_of_wave(number, row) for row in judging.measurements(trial_end))
+    return {"facts": {"lost": lost, **_concluded(number, trial_end, context)}, "measurements": rows}
 
 
 def _act_on(production: Production, known: Results, context: StepContext) -> dict[str, Any]:
@@ -141,9 +141,11 @@ def soak(run: PhaseRun, live: Live) -> Step:
             known = decided(context.work, GOING_BACK)
             if known is None:
                 lost = run.gathered(context).facts.get("lost", {})
-                verdict = Soak(production, run.settings.judge, reference, digest, context, lost).run(run.settings.soak)
-                context.progress(f"soak: {verdict.outcome.value}: {verdict.reason}")
-                known = Results(run.section.name, run.kernel.name, **_soaked(verdict, context))
+                trial_end = Soak(production, run.settings.judge, reference, digest, context, lost).run(
+                    run.settings.soak
+                )
+                context.progress(f"soak: {trial_end.verdict.value}: {trial_end.reason}")
+                known = Results(run.section.name, run.kernel.name, **_soaked(trial_end, context))
             ended = _act_on(production, known, context)
         return {"facts": {**ended, traffic.during(SOAK): traffic.kept(load)}, "measurements": known.measurements}
 
@@ -245,27 +247,27 @@ def _moved(state: WorkerState, digest: str) -> bool:
     return state.current == digest and state.in_service and (state.leased or state.last_good == digest)
 
 
-def _concluded(number: int, verdict: Verdict, context: StepContext) -> dict[str, Any]:
-    facts = {f"wave {number}": verdict.outcome.value, f"looks of wave {number}": verdict.facts()}
-    if verdict.fault and verdict.fault.incumbent:
-        said = f"the incumbent is what is sick: {verdict.reason}"
+def _concluded(number: int, trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
+    facts = {f"wave {number}": trial_end.verdict.value, f"looks of wave {number}": trial_end.facts()}
+    if trial_end.fault and trial_end.fault.incumbent:
+        said = f"the incumbent is what is sick: {trial_end.reason}"
         return {**facts, "stopped": said, "halted": said, "detected": context.clock.now()}
-    if verdict.outcome is not Outcome.PASS:
-        return {**facts, "stopped": f"wave {number}: {verdict.reason}", "detected": context.clock.now()}
+    if trial_end.verdict is not Verdict.PASS:
+        return {**facts, "stopped": f"wave {number}: {trial_end.reason}", "detected": context.clock.now()}
     return facts
 
 
-def _soaked(verdict: Verdict, context: StepContext) -> dict[str, Any]:
+def _soaked(trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "soak": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason}
+        "soak": {"outcome": trial_end.verdict.value, "seconds": trial_end.seconds, "reason": trial_end.reason}
     }
-    facts["reference"] = [level.to_json() for level in verdict.reference]
-    if verdict.outcome is not Outcome.PASS:
-        ended = "" if verdict.outcome is Outcome.FAIL else f"ended as {verdict.outcome.value}, "
-        facts |= {"stopped": f"soak: {ended}{verdict.reason}", "detected": context.clock.now()}
+    facts["reference"] = [level.to_json() for level in trial_end.reference]
+    if trial_end.verdict is not Verdict.PASS:
+        ended = "" if trial_end.verdict is Verdict.FAIL else f"ended as {trial_end.verdict.value}, "
+        facts |= {"stopped": f"soak: {ended}{trial_end.reason}", "detected": context.clock.now()}
     return {
         "facts": facts,
-        "measurements": (_passed("soak_passed", verdict), *(d.measurement() for d in verdict.decisions)),
+        "measurements": (_passed("soak_passed", trial_end), *(d.measurement() for d in trial_end.decisions)),
     }
 
 
@@ -273,6 +275,6 @@ def _of_wave(number: int, row: Measurement) -> Measurement:
     return dataclasses.replace(row, metric=f"wave{number}_{row.metric}")
 
 
-def _passed(name: str, verdict: Verdict) -> Measurement:
-    value = {Outcome.PASS: 1.0, Outcome.FAIL: 0.0}.get(verdict.outcome)
-    return Measurement(name, value, value, value, n=1, source=verdict.reason)
+def _passed(name: str, trial_end: TrialEnd) -> Measurement:
+    value = {Verdict.PASS: 1.0, Verdict.FAIL: 0.0}.get(trial_end.verdict)
+    return Measurement(name, value, value, value, n=1, source=trial_end.reason)

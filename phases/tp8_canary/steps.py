@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phases.analysis.decision import Outcome
 from phases.base.errors import Exit, PhaseError
 from phases.base.results import Measurement, Results
+from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet import shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
@@ -25,7 +25,7 @@ from phases.run.phase_run import PhaseRun
 from phases.run.steps import Facts, Step, StepContext
 from phases.trial import judging
 from phases.trial.arms import Arms, choose_arms
-from phases.trial.bake import Verdict
+from phases.trial.end import TrialEnd
 from phases.trial.settings import Design
 
 CONTROL, CANARY, BAKE, END = "restart the control", "switch the canary", "bake", "put production back"
@@ -126,11 +126,11 @@ def bake(run: PhaseRun, live: Live) -> Step:
         with live.traffic(context).during(BAKE) as load:
             if known is None:
                 if run.settings.design is Design.SWITCHBACK:
-                    verdict = judging.judge_turns(
+                    trial_end = judging.judge_turns(
                         run, production, run.settings, arms.canary, switched["digest"], context
                     )
                 else:
-                    verdict = judging.judge(
+                    trial_end = judging.judge(
                         run,
                         production,
                         run.settings.judge,
@@ -140,7 +140,7 @@ def bake(run: PhaseRun, live: Live) -> Step:
                         context,
                         others=arms.rest,
                     )
-                known = _decide(run, context, production, verdict, judging.share_row(verdict, arms))
+                known = _decide(run, context, production, trial_end, judging.share_row(trial_end, arms))
         with live.traffic(context).during(GOING_BACK) as back_load:
             ended = _end_under_load(production, known.facts)
         return {
@@ -167,12 +167,12 @@ def _judged(context: StepContext, switched: Facts) -> Results | None:
 
 
 def _decide(
-    run: PhaseRun, context: StepContext, production: Production, verdict: Verdict, share: Measurement
+    run: PhaseRun, context: StepContext, production: Production, trial_end: TrialEnd, share: Measurement
 ) -> Results:
-    context.progress(f"{verdict.outcome.value}: {verdict.reason}")
-    sick = bool(verdict.fault and verdict.fault.incumbent)
+    context.progress(f"{trial_end.verdict.value}: {trial_end.reason}")
+    sick = bool(trial_end.fault and trial_end.fault.incumbent)
     facts = {
-        **judging.evidence(production, verdict),
+        **judging.evidence(production, trial_end),
         "detected": context.clock.now(),
         "switched": context.facts[CANARY]["switched"],
         "incumbent_sick": sick,
@@ -180,16 +180,16 @@ def _decide(
     return decide(
         context.work,
         JUDGED,
-        Results(run.section.name, run.kernel.name, measurements=(*judging.measurements(verdict), share), facts=facts),
+        Results(run.section.name, run.kernel.name, measurements=(*judging.measurements(trial_end), share), facts=facts),
     )
 
 
 def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, Any]:
     """Back to the incumbent while the load still runs, so that what going back costs users is measured too."""
-    outcome, reason = Outcome(facts["bake"]["outcome"]), facts["bake"]["reason"]
+    outcome, reason = Verdict(facts["bake"]["outcome"]), facts["bake"]["reason"]
     if facts["incumbent_sick"]:
         return {"halted": f"the incumbent is what is sick ({reason}); nothing was swapped"}
-    failed = outcome is Outcome.FAIL
+    failed = outcome is Verdict.FAIL
     let_others_finish(production)
     back = roll_back(
         production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed
@@ -203,7 +203,7 @@ def put_back(run: PhaseRun, live: Live) -> Step:
     def end(context: StepContext) -> Facts:
         production = live.production(context)
         kept = run.gathered(context).facts
-        failed = kept.get("bake", {}).get("outcome") == Outcome.FAIL.value
+        failed = kept.get("bake", {}).get("outcome") == Verdict.FAIL.value
         if "halted" in kept:
             return {"halted": kept["halted"], "exit_code": int(Exit.OPERATIONAL)}
         back: Rollback | None = None

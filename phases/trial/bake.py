@@ -11,75 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.base.clock import Clock
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from phases.serving.load import RequestRecord
-from phases.trial.looks import Looks, name_of
+from phases.trial.end import Fault, TrialEnd
+from phases.trial.looks import Looks
 from phases.trial.metrics import Read, as_scrape, read_metrics
 from phases.trial.prometheus_source import SourceError
-from phases.trial.reference import Level, Recorder
+from phases.trial.reference import Recorder
 from phases.trial.settings import ERRORS, JudgeSettings
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a bake was cut short: a worker is down, restarted by itself, or not what it should be."""
-
-    worker: str
-    reason: str
-    incumbent: bool  # the incumbent is what is sick: swapping would not help
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a bake ended.
-
-    Attributes:
-        outcome: PASS, FAIL or INCONCLUSIVE; FAIL also for a fault of the canary.
-        reference: the control's own latencies, for watching after a rollout, when no control is left.
-        requests: answers by arm.
-        agreements: comparisons of outputs with the incumbent's, as JSON.
-        looks: what each look found, by test name.
-    """
-
-    outcome: Outcome
-    decisions: tuple[Decision, ...]
-    looks: Looks
-    seconds: float
-    fault: Fault | None = None
-    reference: tuple[Level, ...] = ()
-    requests: dict[str, float] = field(default_factory=dict)
-    agreements: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def reason(self) -> str:
-        if self.fault:
-            return f"{self.fault.worker}: {self.fault.reason}"
-        telling = [d for d in self.decisions if d.outcome is self.outcome] or list(self.decisions)
-        return "; ".join(f"{name_of(d)}: {d.reason}" for d in telling[:3])
-
-    def facts(self) -> list[dict[str, Any]]:
-        """results.facts["sequential"]: what the report draws, one entry a test."""
-        return [
-            {
-                "name": name_of(d),
-                "unit": d.unit,
-                "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
-                "looks": self.looks.rows.get(name_of(d), []),
-                "decided_at": self.looks.decided.get(name_of(d)),
-                "verdict": d.outcome.value,
-                "reason": d.reason,
-            }
-            for d in self.decisions
-        ]
 
 
 class Probes(Protocol):
@@ -141,7 +90,7 @@ class Bake:
         self._reference = Recorder(self.settings.metrics)
         self._requests = {"canary": 0.0, "control": 0.0}
 
-    def run(self) -> Verdict:
+    def run(self) -> TrialEnd:
         """Look until every test has decided and the bake is over, one fails, a worker is at fault, or the deadline has come."""
         started = self.clock.now()
         next_look = started
@@ -151,11 +100,11 @@ class Bake:
             decisions = self._look(now, now - started)
             if fault:
                 return self._end(
-                    Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, decisions, now - started, fault
+                    Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, decisions, now - started, fault
                 )
-            outcome = outcome_of(decisions, now - started, self.settings)
-            if outcome is not Outcome.CONTINUE:
-                return self._end(outcome, decisions, now - started, None)
+            verdict = verdict_of(decisions, now - started, self.settings)
+            if verdict is not None:
+                return self._end(verdict, decisions, now - started, None)
             next_look += self.settings.window
             self.clock.sleep(max(0.0, next_look - self.clock.now()))
 
@@ -219,19 +168,19 @@ class Bake:
         self.on_look(elapsed, decisions)
         return decisions
 
-    def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
-        return Verdict(
-            outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
+    def _end(self, verdict: Verdict, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> TrialEnd:
+        return TrialEnd(
+            verdict, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
         )
 
 
-def outcome_of(decisions: Sequence[Decision], elapsed: float, settings: JudgeSettings) -> Outcome:
+def verdict_of(decisions: Sequence[Decision], elapsed: float, settings: JudgeSettings) -> Verdict | None:
     """Where a bake stands: one test that fails is enough, a pass needs all of them and the whole bake, the deadline ends it."""
-    if any(d.outcome is Outcome.FAIL for d in decisions):
-        return Outcome.FAIL
+    if any(d.verdict is Verdict.FAIL for d in decisions):
+        return Verdict.FAIL
     found = {
-        d.outcome for d in decisions if d.metric != "4xx"
+        d.verdict for d in decisions if d.metric != "4xx"
     }  # the users' own mistakes may leave that one open for ever
     if elapsed >= settings.deadline:
-        return Outcome.PASS if found == {Outcome.PASS} else Outcome.INCONCLUSIVE
-    return Outcome.PASS if found == {Outcome.PASS} and elapsed >= settings.bake else Outcome.CONTINUE
+        return Verdict.PASS if found == {Verdict.PASS} else Verdict.INCONCLUSIVE
+    return Verdict.PASS if found == {Verdict.PASS} and elapsed >= settings.bake else None

@@ -12,6 +12,7 @@ from typing import Any
 
 from phases.analysis.decision import Decision
 from phases.base.results import Measurement
+from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet.traffic import prompts_of
 from phases.production import agreement, hot
@@ -23,7 +24,8 @@ from phases.run.steps import StepContext
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 from phases.tp8_canary.settings import CanarySettings
 from phases.trial.arms import Arms, kinds_of
-from phases.trial.bake import Bake, Fault, Verdict
+from phases.trial.bake import Bake
+from phases.trial.end import Fault, TrialEnd
 from phases.trial.looks import look_facts, name_of
 from phases.trial.metrics import reader
 from phases.trial.settings import JudgeSettings
@@ -41,7 +43,7 @@ def judge(
     *,
     moved: Sequence[Host] = (),
     others: Sequence[Host] = (),
-) -> Verdict:
+) -> TrialEnd:
     """Bake the canary against the control until there is a verdict.
 
     Args:
@@ -84,9 +86,9 @@ def judge(
             read=reader(production.settings, production.workers),
             kinds=kinds_of(production.workers),
         )
-        verdict = bake.run()
+        trial_end = bake.run()
     return dataclasses.replace(
-        verdict, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found])
+        trial_end, agreements=tuple(found.to_json() for found in [*production.agreements, *watch.found])
     )
 
 
@@ -97,7 +99,7 @@ def judge_turns(
     canary: Sequence[Host],
     digest: str,
     context: StepContext,
-) -> Verdict:
+) -> TrialEnd:
     """Candidate and incumbent in turns on the canary workers, by the hot fallback, until there is a verdict."""
 
     def switch(arm: str) -> hot.HotSwitch:
@@ -126,8 +128,8 @@ def judge_turns(
             probes,
             kinds_of(production.workers),
         )
-        verdict = bake.run()
-    return dataclasses.replace(verdict, agreements=tuple(found.to_json() for found in production.agreements))
+        trial_end = bake.run()
+    return dataclasses.replace(trial_end, agreements=tuple(found.to_json() for found in production.agreements))
 
 
 class ArmProbes:
@@ -182,16 +184,19 @@ def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], Request
     return lambda prompt, due: next(turns)(prompt, due)
 
 
-def measurements(verdict: Verdict) -> tuple[Measurement, ...]:
+def measurements(trial_end: TrialEnd) -> tuple[Measurement, ...]:
     """What a gate judges: each test's decision, and whether a fault ended it."""
-    passed = {"PASS": 1.0, "FAIL": 0.0}.get(verdict.outcome.value)
-    rows = [*(decision.measurement() for decision in verdict.decisions), *agreement.measurements(verdict.agreements)]
-    return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=verdict.reason))
+    passed = {Verdict.PASS: 1.0, Verdict.FAIL: 0.0}.get(trial_end.verdict)
+    rows = [
+        *(decision.measurement() for decision in trial_end.decisions),
+        *agreement.measurements(trial_end.agreements),
+    ]
+    return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=trial_end.reason))
 
 
-def share_row(verdict: Verdict, arms: Arms) -> Measurement:
+def share_row(trial_end: TrialEnd, arms: Arms) -> Measurement:
     """Requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
-    canary, control = verdict.requests.get("canary", 0.0), verdict.requests.get("control", 0.0)
+    canary, control = trial_end.requests.get("canary", 0.0), trial_end.requests.get("control", 0.0)
     total = canary + control
     wanted = len(arms.canary) / (len(arms.canary) + len(arms.control or arms.canary))  # in turns: half of the time
     ratio = canary / total / wanted if total else None
@@ -246,24 +251,24 @@ def _answers(production: Production, host: Host) -> bool:
 
 def _brief(decision: Decision) -> str:
     if decision.estimate is None:
-        return f"{name_of(decision)}: {decision.outcome.value} (n {decision.n})"
+        return f"{name_of(decision)}: {decision.word} (n {decision.n})"
     low = "?" if decision.low is None else f"{decision.low:.2f}"
     high = "?" if decision.high is None else f"{decision.high:.2f}"
-    return f"{name_of(decision)}: {decision.estimate:.2f} [{low}, {high}] {decision.outcome.value}"
+    return f"{name_of(decision)}: {decision.estimate:.2f} [{low}, {high}] {decision.word}"
 
 
-def evidence(production: Production, verdict: Verdict) -> dict[str, Any]:
+def evidence(production: Production, trial_end: TrialEnd) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
     facts: dict[str, Any] = {
-        "sequential": verdict.facts(),
-        "bake": {"outcome": verdict.outcome.value, "seconds": verdict.seconds, "reason": verdict.reason},
+        "sequential": trial_end.facts(),
+        "bake": {"outcome": trial_end.verdict.value, "seconds": trial_end.seconds, "reason": trial_end.reason},
     }
-    facts |= {"reference": [level.to_json() for level in verdict.reference], "agreement": list(verdict.agreements)}
-    if verdict.fault:
-        host = next((h for h in production.workers if h.name == verdict.fault.worker), None)
+    facts |= {"reference": [level.to_json() for level in trial_end.reference], "agreement": list(trial_end.agreements)}
+    if trial_end.fault:
+        host = next((h for h in production.workers if h.name == trial_end.fault.worker), None)
         facts["fault"] = {
-            "worker": verdict.fault.worker,
-            "reason": verdict.fault.reason,
+            "worker": trial_end.fault.worker,
+            "reason": trial_end.fault.reason,
             "log": production.logs(host).splitlines()[-40:] if host else [],
         }
     return facts

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
+from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.trial.settings import JudgeSettings
 
@@ -24,7 +25,7 @@ def look_facts(
         seconds: how long it goes on, where that is not as `settings` say (a soak).
     Returns:
         elapsed, bake, deadline: seconds. arms: names of the workers by arm. requests: answered so far by arm, as far as a test
-        counts them. tests: a row each with name, unit, estimate, low, high, threshold, n and outcome.
+        counts them. tests: a row each with name, unit, estimate, low, high, threshold, n and verdict (`open` before there is one).
     """
     counted = [
         {arm: row["requests"] for arm, row in decision.counts.items() if "requests" in row} for decision in decisions
@@ -44,7 +45,7 @@ def look_facts(
                 "high": d.high,
                 "threshold": d.threshold,
                 "n": d.n,
-                "outcome": d.outcome.value,
+                "verdict": d.word,
             }
             for d in decisions
         ],
@@ -65,17 +66,17 @@ class Looks:
 
     rows: dict[str, list[list[float | None]]] = field(default_factory=dict)
     decided: dict[str, float] = field(default_factory=dict)
-    _last: dict[str, Outcome] = field(default_factory=dict)
+    _last: dict[str, Verdict | None] = field(default_factory=dict)
 
     def add(self, elapsed: float, decisions: Sequence[Decision]) -> None:
         for d in decisions:
             name = name_of(d)
             self.rows.setdefault(name, []).append([round(elapsed, 2), d.estimate, d.low, d.high])
-            if d.outcome is Outcome.CONTINUE:
+            if d.verdict is None:
                 self.decided.pop(name, None)
-            elif d.outcome is not self._last.get(name):
+            elif d.verdict is not self._last.get(name):
                 self.decided[name] = round(elapsed, 2)
-            self._last[name] = d.outcome
+            self._last[name] = d.verdict
 
 
 def name_of(decision: Decision) -> str:

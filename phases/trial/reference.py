@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Buckets, Scrape
+from phases.base.verdict import Verdict
 from phases.trial.settings import MetricSettings
 
 Z = 2.576  # standard normal quantile of a two-sided 99 % interval
@@ -86,7 +87,7 @@ def _range(buckets: Buckets, quantile: float) -> tuple[float, float]:
 def against(
     reference: Sequence[Level], now: Sequence[Level], margins: Sequence[MetricSettings], min_samples: int, at: float
 ) -> list[Decision]:
-    """One decision a kind and metric: FAIL, PASS, or CONTINUE while there are too few observations or no reference."""
+    """One decision a kind and metric: FAIL, PASS, or none yet while there are too few observations or no reference."""
     then, seen = _by_key(reference), _by_key(now)
     kinds = sorted({level.kind for level in (*reference, *now)}) or [""]
     return [
@@ -109,11 +110,9 @@ def _decide(
     if then is None or now is None or min(then.n, now.n) < min_samples or then.high <= 0:
         few = f"{now.n if now else 0} requests now, {then.n if then else 0} in the reference, {min_samples} of each are needed"
         reason = "no reference was recorded" if then is None else few
-        return Decision(
-            Outcome.CONTINUE, metric.metric, statistic, reason, threshold=limit, n=now.n if now else 0, at=at
-        )
+        return Decision(None, metric.metric, statistic, reason, threshold=limit, n=now.n if now else 0, at=at)
     low, high = now.low / then.high, now.high / then.low if then.low > 0 else None
-    outcome = Outcome.FAIL if low > limit else Outcome.PASS
+    verdict = Verdict.FAIL if low > limit else Verdict.PASS
     reason = f"{statistic} lies in {now.low:.3g}–{now.high:.3g} s, in the reference in {then.low:.3g}–{then.high:.3g} s"
     middle = (
         math.sqrt((now.low * now.high) / (then.low * then.high))
@@ -121,7 +120,7 @@ def _decide(
         else (now.low + now.high) / (then.low + then.high)
     )
     return Decision(
-        outcome,
+        verdict,
         metric.metric,
         statistic,
         reason,

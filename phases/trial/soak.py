@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from phases.production.production import Production
 from phases.run.steps import StepContext
 from phases.trial.arms import kinds_of
-from phases.trial.bake import Fault, Verdict
+from phases.trial.end import Fault, TrialEnd
 from phases.trial.looks import Looks, look_facts, name_of
 from phases.trial.metrics import as_scrape, reader
 from phases.trial.prometheus_source import SourceError
@@ -38,7 +39,7 @@ class Soak:
     def __post_init__(self) -> None:
         self._read = reader(self.production.settings, self.production.workers)
 
-    def run(self, seconds: float) -> Verdict:
+    def run(self, seconds: float) -> TrialEnd:
         """Watch so long. FAIL at once on a fault or a regression; PASS at the end when every metric with a reference is within
         its margin; INCONCLUSIVE when too little was served to tell."""
         clock = self.context.clock
@@ -50,18 +51,18 @@ class Soak:
                 self.reference, recorder.levels(), self.settings.metrics, self.settings.min_samples, clock.now()
             )
             self._note(elapsed, decisions, seconds)
-            if fault or any(d.outcome is Outcome.FAIL for d in decisions):
-                return Verdict(Outcome.FAIL, tuple(decisions), self._looks, elapsed, fault, recorder.levels())
+            if fault or any(d.verdict is Verdict.FAIL for d in decisions):
+                return TrialEnd(Verdict.FAIL, tuple(decisions), self._looks, elapsed, fault, recorder.levels())
             if elapsed >= seconds:
                 return self._end(decisions, elapsed, recorder)
             clock.sleep(min(self.settings.window, max(0.1, seconds - elapsed)))
 
-    def _end(self, decisions: list[Decision], elapsed: float, recorder: Recorder) -> Verdict:
+    def _end(self, decisions: list[Decision], elapsed: float, recorder: Recorder) -> TrialEnd:
         """Without any reference, the fleet being well for the whole time is all there is to tell."""
-        told = [d for d in decisions if d.outcome is not Outcome.CONTINUE]
+        told = [d for d in decisions if d.verdict is not None]
         open_tests = bool(self.reference) and len(told) < len(decisions)
-        return Verdict(
-            Outcome.INCONCLUSIVE if open_tests else Outcome.PASS,
+        return TrialEnd(
+            Verdict.INCONCLUSIVE if open_tests else Verdict.PASS,
             tuple(decisions),
             self._looks,
             elapsed,
@@ -92,9 +93,7 @@ class Soak:
     def _note(self, elapsed: float, decisions: list[Decision], seconds: float) -> None:
         self._looks.add(elapsed, [d for d in decisions if d.estimate is not None])
         told = ", ".join(
-            f"{name_of(d)} {d.estimate:.2f}x the reference: {d.outcome.value}"
-            for d in decisions
-            if d.estimate is not None
+            f"{name_of(d)} {d.estimate:.2f}x the reference: {d.word}" for d in decisions if d.estimate is not None
         )
         self.context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
         watched = [host for host in self.production.workers if host.name not in self.lost]

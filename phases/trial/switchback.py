@@ -21,15 +21,17 @@ from dataclasses import dataclass, field
 
 from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import RESPONSES, Labels, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.base.clock import Clock
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from phases.production.hot import HotSwitch
 from phases.serving.load import RequestRecord
-from phases.trial.bake import Fault, Look, Probes, Verdict, outcome_of
+from phases.trial.bake import Look, Probes, verdict_of
+from phases.trial.end import Fault, TrialEnd
 from phases.trial.looks import Looks
 from phases.trial.metrics import Read, as_scrape, read_metrics
 from phases.trial.reference import Recorder
@@ -128,26 +130,26 @@ class Switchback:
         self._begun: set[tuple[str, str]] = set()
         self._check_took = 0.0
 
-    def run(self) -> Verdict:
+    def run(self) -> TrialEnd:
         """Take turns until every test has decided and the bake is over, one fails, a worker is at fault, or the deadline has come.
 
         Servers that cannot be switched end it as INCONCLUSIVE, before anything was observed.
         """
         if fault := self._wait(self.turns.lead_in):
-            return self._end(Outcome.FAIL, (), 0.0, fault)
+            return self._end(Verdict.FAIL, (), 0.0, fault)
         started, decisions = self.clock.now(), list[Decision]()
         for block, arms in enumerate(self._blocks()):
             for arm in arms:
                 fault, able = self._observe(arm, block)
                 if fault:
                     return self._end(
-                        Outcome.FAIL if able else Outcome.INCONCLUSIVE, decisions, self.clock.now() - started, fault
+                        Verdict.FAIL if able else Verdict.INCONCLUSIVE, decisions, self.clock.now() - started, fault
                     )
             elapsed = self.clock.now() - started
             decisions = self._look((block + 1) * self.turns.period, elapsed)
-            outcome = outcome_of(decisions, elapsed, self.settings)
-            if outcome is not Outcome.CONTINUE:
-                return self._end(outcome, decisions, elapsed, None)
+            verdict = verdict_of(decisions, elapsed, self.settings)
+            if verdict is not None:
+                return self._end(verdict, decisions, elapsed, None)
         raise AssertionError("blocks do not end")
 
     def _blocks(self) -> Iterator[Sequence[str]]:
@@ -246,7 +248,7 @@ class Switchback:
         self.on_look(elapsed, decisions)
         return decisions
 
-    def _end(self, outcome: Outcome, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> Verdict:
-        return Verdict(
-            outcome, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
+    def _end(self, verdict: Verdict, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> TrialEnd:
+        return TrialEnd(
+            verdict, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
         )

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phases.analysis.decision import Outcome
 from phases.base.clock import Clock
 from phases.base.errors import Exit, LedgerError
+from phases.base.verdict import Verdict
 from phases.engines.embedded.taken_down import require_up
 from phases.engines.ssh.errors import RouterError
 from phases.fleet.live import open_production, section
@@ -25,7 +25,7 @@ from phases.rollback.takeover import claim
 from phases.run.phase_run import PhaseRun
 from phases.run.session import adhoc_run
 from phases.run.steps import StepContext
-from phases.trial.bake import Fault, Verdict
+from phases.trial.end import Fault, TrialEnd
 from phases.trial.soak import Soak
 from phases.watch.settings import WatchSettings
 
@@ -48,34 +48,34 @@ def watch(
     settings: WatchSettings = section(run, "watch")
     with open_production(run, "watch", clock, progress) as production, own_load(run, production):
         while True:
-            verdict = _look(run, production, settings, clock, progress)
-            if verdict.outcome is Outcome.FAIL:
-                progress(f"looking again before anything is done: {verdict.reason}")
+            trial_end = _look(run, production, settings, clock, progress)
+            if trial_end.verdict is Verdict.FAIL:
+                progress(f"looking again before anything is done: {trial_end.reason}")
                 clock.sleep(settings.judge.window)  # what was found by asking once may be over in a moment
-                verdict = _look(run, production, settings, clock, progress)
-            if verdict.outcome is Outcome.FAIL:
+                trial_end = _look(run, production, settings, clock, progress)
+            if trial_end.verdict is Verdict.FAIL:
                 require_up(playbook, going_down=True)
-                return _regression(run, production, settings, verdict, clock, progress)
+                return _regression(run, production, settings, trial_end, clock, progress)
             if once:
-                code = Exit.PASSED if verdict.outcome is Outcome.PASS else Exit.INCONCLUSIVE
-                return code, {"outcome": verdict.outcome.value, "reason": verdict.reason}
+                code = Exit.PASSED if trial_end.verdict is Verdict.PASS else Exit.INCONCLUSIVE
+                return code, {"verdict": trial_end.verdict.value, "reason": trial_end.reason}
             if (
-                verdict.fault
+                trial_end.fault
             ):  # nothing was watched: a rollout judges itself just now, or the router does not say who serves
-                progress(f"looking again in {settings.interval:g} s: {verdict.reason}")
+                progress(f"looking again in {settings.interval:g} s: {trial_end.reason}")
                 clock.sleep(settings.interval)
 
 
 def _look(
     run: PhaseRun, production: Production, settings: WatchSettings, clock: Clock, progress: Callable[[str], None]
-) -> Verdict:
+) -> TrialEnd:
     """What is found at once, or a soak of one interval. A router that does not answer says nothing about the workers."""
     try:
         fault = _standing(production)
     except RouterError as silent:
         fault = Fault("router", silent.message, incumbent=True)
     if fault:
-        return Verdict(Outcome.INCONCLUSIVE if fault.incumbent else Outcome.FAIL, (), {}, 0.0, fault)
+        return TrialEnd(Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, (), {}, 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
     try:
         reference = recorded_reference(run)
@@ -115,17 +115,17 @@ def _regression(
     run: PhaseRun,
     production: Production,
     settings: WatchSettings,
-    verdict: Verdict,
+    trial_end: TrialEnd,
     clock: Clock,
     progress: Callable[[str], None],
 ) -> tuple[Exit, dict[str, Any]]:
-    found = {"outcome": verdict.outcome.value, "reason": verdict.reason}
-    production.teller.regression(verdict.reason, rolls_back=settings.roll_back)
+    found = {"verdict": trial_end.verdict.value, "reason": trial_end.reason}
+    production.teller.regression(trial_end.reason, rolls_back=settings.roll_back)
     if not settings.roll_back:
         return Exit.GATE_FAILED, found
     detected = clock.now()
-    production.purpose = f"{ROLLBACK} watch: {verdict.reason}"
+    production.purpose = f"{ROLLBACK} watch: {trial_end.reason}"
     target = "" if claim(production) else before_rollout(run.playbook, production)
-    back = roll_back(production, f"watch: {verdict.reason}", detected=detected, target=target)
+    back = roll_back(production, f"watch: {trial_end.reason}", detected=detected, target=target)
     ended = recorded(run, back, detected, clock, progress, back.exit_code)
     return ended.code, {**found, "rollback": back.to_json(), "checkpoint": ended.checkpoint.name}

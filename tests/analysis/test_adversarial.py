@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from phases.analysis import Outcome, SequentialTest, TestSettings
+from phases.analysis import SequentialTest, TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from tests.analysis.streams import arm, run
 
 EASY = TestSettings(quantile=0.5, margin=0.5, min_samples=20)  # equal arms would pass within minutes
@@ -13,7 +14,7 @@ EASY = TestSettings(quantile=0.5, margin=0.5, min_samples=20)  # equal arms woul
 def test_the_easy_setting_does_pass_equal_arms():
     """Otherwise nothing below would mean anything."""
     rng = np.random.default_rng(1)
-    assert run(EASY, arm(rng), arm(rng), until=300)[-1].outcome is Outcome.PASS
+    assert run(EASY, arm(rng), arm(rng), until=300)[-1].verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.1])
@@ -51,7 +52,7 @@ def test_an_arm_without_data_never_passes(silent):
     nothing = (np.empty(0), np.empty(0))
     pair = [nothing if name == silent else arm(rng) for name in ("canary", "control")]
     looks = run(EASY, *pair, until=600)
-    assert {look.outcome for look in looks} == {Outcome.CONTINUE}
+    assert {look.verdict for look in looks} == {None}
     assert looks[-1].n == 0
 
 
@@ -59,7 +60,7 @@ def test_an_arm_that_falls_silent_before_the_decision_does_not_pass():
     rng = np.random.default_rng(3)
     dead = tuple(part[:80] for part in arm(rng))
     looks = run(EASY, dead, arm(rng), until=600)
-    assert Outcome.PASS not in {look.outcome for look in looks}
+    assert Verdict.PASS not in {look.verdict for look in looks}
     assert "silent" in looks[-1].reason or "needed" in looks[-1].reason
 
 
@@ -67,23 +68,23 @@ def test_a_pass_is_withdrawn_when_the_canary_dies():
     rng = np.random.default_rng(4)
     canary = arm(rng, seconds=300)
     looks = run(EASY, canary, arm(rng), until=600)
-    assert looks[29].outcome is Outcome.PASS
-    assert looks[-1].outcome is Outcome.CONTINUE and "silent" in looks[-1].reason
+    assert looks[29].verdict is Verdict.PASS
+    assert looks[-1].verdict is None and "silent" in looks[-1].reason
 
 
 @pytest.mark.parametrize("level", [0.0, 0.1])
 def test_values_that_are_all_equal_prove_nothing(level):
     times = np.arange(0.0, 600.0, 0.1)
     stuck = (times, np.full(len(times), level))
-    assert Outcome.PASS not in {look.outcome for look in run(EASY, stuck, stuck, until=600)}
+    assert Verdict.PASS not in {look.verdict for look in run(EASY, stuck, stuck, until=600)}
     rng = np.random.default_rng(5)
-    assert Outcome.PASS not in {look.outcome for look in run(EASY, stuck, arm(rng), until=600)}
+    assert Verdict.PASS not in {look.verdict for look in run(EASY, stuck, arm(rng), until=600)}
 
 
 def test_a_stuck_canary_that_is_slower_fails():
     times = np.arange(0.0, 600.0, 0.1)
     looks = run(EASY, (times, np.full(len(times), 0.9)), arm(np.random.default_rng(6)), until=600)
-    assert looks[-1].outcome is Outcome.FAIL
+    assert looks[-1].verdict is Verdict.FAIL
 
 
 def test_one_window_of_a_million_requests_decides_nothing():
@@ -92,7 +93,7 @@ def test_one_window_of_a_million_requests_decides_nothing():
         test = SequentialTest(EASY)
         for name, scale in (("canary", ratio), ("control", 1.0)):
             test.observe_many(name, np.sort(rng.uniform(0, 2.4, 1_000_000)), scale * rng.lognormal(size=1_000_000))
-        assert test.look(10.0).outcome is Outcome.CONTINUE
+        assert test.look(10.0).verdict is None
 
 
 def test_one_window_of_a_million_requests_does_not_drown_the_others():
@@ -104,7 +105,7 @@ def test_one_window_of_a_million_requests_does_not_drown_the_others():
     order = np.argsort(merged)
     canary = (merged[order], np.concatenate([values, np.full(len(storm), 10.0)])[order])
     looks = run(TestSettings(quantile=0.5), canary, arm(rng), until=600)
-    assert Outcome.FAIL not in {look.outcome for look in looks}
+    assert Verdict.FAIL not in {look.verdict for look in looks}
 
 
 def test_late_observations_spoil_a_pass():
@@ -117,7 +118,7 @@ def test_late_observations_spoil_a_pass():
         part = (control[0] >= now - 10.0) & (control[0] < now)
         test.observe_many("control", control[0][part], control[1][part])
         decision = test.look(float(now))
-        assert decision.outcome is not Outcome.PASS
+        assert decision.verdict is not Verdict.PASS
     assert "too late" in decision.reason
 
 
@@ -128,7 +129,7 @@ def test_seven_of_ten_samples_at_a_hundredfold_never_pass():
         times = np.arange(10) * 10.0 + 5.0
         canary = (times, np.random.default_rng(bad).permutation(values))
         looks = run(TestSettings(quantile=0.5), canary, (times, np.linspace(0.09, 0.11, 10)), until=110)
-        assert Outcome.PASS not in {look.outcome for look in looks}
+        assert Verdict.PASS not in {look.verdict for look in looks}
 
 
 def test_a_restart_and_its_warm_up_do_not_fool_it():
@@ -138,8 +139,8 @@ def test_a_restart_and_its_warm_up_do_not_fool_it():
     up = (times < 300) | (times >= 340)
     times, values = times[up], np.where((times >= 340) & (times < 365), 10.0, 1.0)[up] * values[up]
     looks = run(TestSettings(quantile=0.5, margin=0.1), (times, values), arm(rng, seconds=1200), until=1200)
-    assert Outcome.FAIL not in {look.outcome for look in looks}
-    assert looks[-1].outcome is Outcome.PASS
+    assert Verdict.FAIL not in {look.verdict for look in looks}
+    assert looks[-1].verdict is Verdict.PASS
     assert looks[-1].counts["control"]["ignored"] > 200
     assert looks[-1].high > 0.9
 
@@ -149,12 +150,12 @@ def test_a_warm_up_known_to_the_caller_is_left_out():
     times, values = arm(rng)
     slow = (times, np.where(times < 120, 5.0, 1.0) * values)
     control = arm(rng)
-    assert run(EASY, slow, control, until=600)[11].outcome is Outcome.FAIL
+    assert run(EASY, slow, control, until=600)[11].verdict is Verdict.FAIL
     test = SequentialTest(EASY)
     test.ignore(0.0, 120.0)
     test.observe_many("canary", *slow)
     test.observe_many("control", *control)
-    assert test.look(600.0).outcome is Outcome.PASS
+    assert test.look(600.0).verdict is Verdict.PASS
 
 
 def test_load_that_triples_in_both_arms_does_not_fool_it():
@@ -164,7 +165,7 @@ def test_load_that_triples_in_both_arms_does_not_fool_it():
         times, values = arm(rng, seconds=1200)
         pair.append((times, values * (1 + 2 * times / 1200) * np.where((times % 300) < 60, 2.0, 1.0)))
     looks = run(TestSettings(quantile=0.5), *pair, until=1200)
-    assert Outcome.FAIL not in {look.outcome for look in looks}
+    assert Verdict.FAIL not in {look.verdict for look in looks}
     assert looks[-1].low < 1.0 < looks[-1].high
 
 
@@ -172,4 +173,4 @@ def test_clock_jumps_ahead_cost_no_time():
     test = SequentialTest(EASY)
     test.observe_many("canary", [1.0, 1e12], [0.1, 0.2])
     test.observe_many("control", [1.0, 1e12], [0.1, 0.2])
-    assert test.look(2e12).outcome is Outcome.CONTINUE
+    assert test.look(2e12).verdict is None

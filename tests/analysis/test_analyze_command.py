@@ -45,7 +45,7 @@ def test_a_slow_canary_exits_4_and_says_when_it_was_known(tmp_path):
     assert found.returncode == 4, found.stderr
     answer = json.loads(found.stdout)
     decision = answer["decisions"][0]
-    assert answer["verdict"] == decision["outcome"] == "FAIL"
+    assert answer["verdict"] == decision["verdict"] == "FAIL"
     assert 1.05 < decision["low"] < 1.4 and decision["seconds_to_decide"] < 300
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
@@ -76,7 +76,7 @@ def test_gzipped_records_and_errors(tmp_path):
     path.write_bytes(gzip.compress(write(tmp_path / "r", 1.0, bad=0.05).read_bytes()))
     found = phase(path, "--metric", "ttft", "--errors", "both", "--json")
     assert found.returncode == 4
-    verdicts = {one["metric"]: one["outcome"] for one in json.loads(found.stdout)["decisions"]}
+    verdicts = {one["metric"]: one["verdict"] for one in json.loads(found.stdout)["decisions"]}
     assert verdicts["5xx"] == "FAIL" and verdicts["4xx"] != "FAIL"
 
 
@@ -192,4 +192,4 @@ def test_live_servers_are_scraped_until_the_verdict():
         thread.join()
         server.server_close()
     assert found.returncode == 4, found.stdout + found.stderr
-    assert json.loads(found.stdout)["decisions"][0]["outcome"] == "FAIL"
+    assert json.loads(found.stdout)["decisions"][0]["verdict"] == "FAIL"

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phases.analysis import Comparison, Outcome, TestSettings
+from phases.analysis import Comparison, TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from tests.analysis.streams import arm
 
 
@@ -27,7 +28,7 @@ def feed(comparison, *, ttft=1.0, itl=1.0, bad=0.0, seconds=400.0, seed=1):
             comparison.observe(name, t, metrics if status == 200 else {}, status)
             done += 1
         joint = comparison.look(float(now))
-        if joint.outcome is Outcome.FAIL:
+        if joint.verdict is Verdict.FAIL:
             break
     return joint
 
@@ -36,20 +37,20 @@ TESTS = (TestSettings(metric="ttft", quantile=0.5, margin=0.2), TestSettings(met
 
 
 def by_metric(joint):
-    return {decision.metric: decision.outcome for decision in joint.decisions}
+    return {decision.metric: decision.verdict for decision in joint.decisions}
 
 
 def test_equal_arms_pass_only_when_every_metric_does():
     joint = feed(Comparison(TESTS))
-    assert joint.outcome is Outcome.PASS and set(by_metric(joint)) == {"ttft", "itl", "5xx", "4xx"}
+    assert joint.verdict is Verdict.PASS and set(by_metric(joint)) == {"ttft", "itl", "5xx", "4xx"}
     short = feed(Comparison(TESTS), seconds=30.0)
-    assert short.outcome is Outcome.CONTINUE
+    assert short.verdict is None
 
 
 @pytest.mark.parametrize(("how", "metric"), [({"ttft": 2.0}, "ttft"), ({"itl": 2.0}, "itl"), ({"bad": 0.1}, "5xx")])
 def test_one_bad_metric_fails_the_canary(how, metric):
     joint = feed(Comparison(TESTS), **how)
-    assert joint.outcome is Outcome.FAIL and by_metric(joint)[metric] is Outcome.FAIL
+    assert joint.verdict is Verdict.FAIL and by_metric(joint)[metric] is Verdict.FAIL
 
 
 def test_alpha_is_shared():
@@ -59,7 +60,7 @@ def test_alpha_is_shared():
 
 
 def test_the_end_leaves_nothing_open():
-    assert Comparison(TESTS).finish(100.0).outcome is Outcome.INCONCLUSIVE
+    assert Comparison(TESTS).finish(100.0).verdict is Verdict.INCONCLUSIVE
 
 
 def test_nothing_to_compare_is_an_error():

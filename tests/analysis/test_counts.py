@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from phases.analysis import ErrorTest, Outcome
+from phases.analysis import ErrorTest
 from phases.analysis.counts import clean_requests, kind_of
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 
 def feed(test, *, canary, control, seconds=300.0, rate=10.0, seed=0):
@@ -32,7 +33,7 @@ def test_statuses_are_kept_apart():
 def test_errors_against_none_fail():
     looks = feed(ErrorTest("5xx"), canary=0.02, control=0.0)
     decision = looks[-1]
-    assert decision.outcome is Outcome.FAIL
+    assert decision.verdict is Verdict.FAIL
     assert decision.counts["control"]["errors"] == 0
     assert decision.seconds_to_decide < 120
     assert decision.low <= decision.estimate <= decision.high
@@ -40,18 +41,18 @@ def test_errors_against_none_fail():
 
 def test_no_errors_pass_and_few_requests_do_not():
     looks = feed(ErrorTest("5xx"), canary=0.0, control=0.0)
-    assert looks[-1].outcome is Outcome.PASS and looks[-1].high <= 0.01
-    assert looks[0].outcome is Outcome.CONTINUE
+    assert looks[-1].verdict is Verdict.PASS and looks[-1].high <= 0.01
+    assert looks[0].verdict is None
 
 
 @pytest.mark.parametrize("tolerance", [0.01, 0.05, 0.2])
 def test_how_many_requests_without_an_error_pass(tolerance):
     needed = clean_requests(tolerance, 0.01)
-    for requests, outcome in ((needed - 1, Outcome.CONTINUE), (needed, Outcome.PASS)):
+    for requests, outcome in ((needed - 1, None), (needed, Verdict.PASS)):
         test = ErrorTest("5xx", tolerance=tolerance, alpha=0.01, min_samples=1)
         for arm in ("canary", "control"):
             test.add(arm, 1.0, requests=requests, errors=0)
-        assert test.look(10.0).outcome is outcome
+        assert test.look(10.0).verdict is outcome
     assert clean_requests(0.0, 0.01) is None
 
 
@@ -60,12 +61,12 @@ def test_4xx_are_not_5xx():
     for k in range(3000):
         test.observe("canary", k * 0.1, 404)
         test.observe("control", k * 0.1, 200)
-    assert test.look(300.0).outcome is Outcome.PASS
+    assert test.look(300.0).verdict is Verdict.PASS
     test = ErrorTest("4xx")
     for k in range(3000):
         test.observe("canary", k * 0.1, 404)
         test.observe("control", k * 0.1, 200)
-    assert test.look(300.0).outcome is Outcome.FAIL
+    assert test.look(300.0).verdict is Verdict.FAIL
 
 
 def test_one_crash_is_one_incident():
@@ -77,7 +78,7 @@ def test_one_crash_is_one_incident():
         if k == 1000:
             test.add("canary", 100.0, requests=40, errors=40)
         decision = test.look(k * 0.1)
-        assert decision.outcome is not Outcome.FAIL
+        assert decision.verdict is not Verdict.FAIL
     assert decision.counts["canary"] == {"requests": 2040, "errors": 40, "incidents": 1}
 
 
@@ -86,7 +87,7 @@ def test_equal_error_rates_seldom_fail_at_any_look(rate):
     runs = 150
     wrong = sum(
         any(
-            look.outcome is Outcome.FAIL
+            look.verdict is Verdict.FAIL
             for look in feed(ErrorTest("5xx", alpha=0.05), canary=rate, control=rate, seconds=200, rate=3, seed=seed)
         )
         for seed in range(runs)
@@ -100,15 +101,15 @@ def test_unequal_traffic_is_taken_into_account():
     for now in np.arange(10.0, 1000.0, 10.0):
         test.add("canary", now - 1, requests=10, errors=int(rng.random() < 0.1))
         test.add("control", now - 1, requests=70, errors=int(rng.random() < 0.5))
-        assert test.look(now).outcome is not Outcome.FAIL
+        assert test.look(now).verdict is not Verdict.FAIL
 
 
 def test_only_one_arm_with_traffic_never_passes():
     test = ErrorTest("5xx")
     for k in range(5000):
         test.observe("canary", k * 0.1, 200)
-    assert test.look(500.0).outcome is Outcome.CONTINUE
-    assert test.finish(500.0).outcome is Outcome.INCONCLUSIVE
+    assert test.look(500.0).verdict is None
+    assert test.finish(500.0).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phases.analysis.counters import CounterWindows
-from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramTest, HistogramWindows
 from phases.analysis.scrape import HISTOGRAMS, Buckets, Increases, Scrape, split_snapshots
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 
 REAL = (
     Path(__file__).parent / "data" / "sglang-metrics.txt"
@@ -150,7 +150,7 @@ def drive(edges, ratio, *, windows=240, quantile=0.95, restart_at=None, rate=20,
             seen[arm] = np.append(seen[arm], fresh)
             test.add(arm, scrape(histogram(seen[arm], edges), t=10.0 * k, source=arm))
         decision = test.look(10.0 * k)
-        if decision.outcome.final:
+        if decision.verdict is not None:
             break
     return decision
 
@@ -161,29 +161,29 @@ COARSE = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0]  # SGLang's own
 
 def test_fine_buckets_decide_as_records_do():
     slow = drive(FINE, 1.4)
-    assert slow.outcome is Outcome.FAIL and slow.low < 1.4 and slow.seconds_to_decide <= 200
+    assert slow.verdict is Verdict.FAIL and slow.low < 1.4 and slow.seconds_to_decide <= 200
     equal = drive(FINE, 1.0, quantile=0.5)
-    assert equal.outcome is Outcome.PASS and equal.low < 1.0 < equal.high
+    assert equal.verdict is Verdict.PASS and equal.low < 1.0 < equal.high
 
 
 def test_coarse_buckets_widen_the_interval_instead_of_lying():
     for ratio in (1.0, 1.3):
         decision = drive(COARSE, ratio, windows=120)
-        assert decision.outcome is Outcome.CONTINUE
+        assert decision.verdict is None
         assert decision.low <= ratio and (decision.high or 99) >= ratio
         assert decision.estimate is None
-    assert drive(COARSE, 3.0).outcome is Outcome.FAIL
+    assert drive(COARSE, 3.0).verdict is Verdict.FAIL
 
 
 def test_everything_in_one_bucket_says_so():
     decision = drive([1000.0], 1.0, windows=20)
-    assert decision.outcome is Outcome.CONTINUE and "one bucket" in decision.reason
+    assert decision.verdict is None and "one bucket" in decision.reason
 
 
 def test_a_restart_is_seen_and_settled():
     decision = drive(FINE, 1.0, quantile=0.5, restart_at=5, windows=60)
     assert decision.counts["canary"]["ignored"] > 0
-    assert decision.outcome is not Outcome.FAIL
+    assert decision.verdict is not Verdict.FAIL
 
 
 def test_an_arm_that_is_no_longer_scraped_never_passes():
@@ -193,7 +193,7 @@ def test_an_arm_that_is_no_longer_scraped_never_passes():
         seen = np.append(seen, rng.lognormal(size=100))
         for arm in ("canary", "control") if k < 3 else ("control",):
             test.add(arm, scrape(histogram(seen, FINE), t=10.0 * k, source=arm))
-        assert test.look(10.0 * k).outcome is Outcome.CONTINUE
+        assert test.look(10.0 * k).verdict is None
     assert "not scraped" in test.look(600.0).reason
 
 

@@ -5,21 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phases.analysis import Outcome, SequentialTest, TestSettings
+from phases.analysis import SequentialTest, TestSettings
 from phases.base.errors import AnalysisError
 from phases.base.verdict import Verdict
 from tests.analysis.streams import arm, run
 
 
 def outcome(looks):
-    return looks[-1].outcome
+    return looks[-1].verdict
 
 
 def test_a_slow_canary_fails_and_says_so_with_numbers():
     rng = np.random.default_rng(1)
     looks = run(TestSettings(), arm(rng, ratio=1.3), arm(rng), until=600)
     decision = looks[-1]
-    assert decision.outcome is Outcome.FAIL and decision.verdict is Verdict.FAIL
+    assert decision.verdict is Verdict.FAIL and decision.verdict is Verdict.FAIL
     assert decision.low > decision.threshold == 1.05
     assert decision.low < decision.estimate < decision.high
     assert decision.estimate == pytest.approx(1.3, rel=0.08)
@@ -31,7 +31,7 @@ def test_a_slow_canary_fails_and_says_so_with_numbers():
 def test_an_equal_canary_passes_with_the_bound_under_the_margin():
     rng = np.random.default_rng(2)
     looks = run(TestSettings(quantile=0.5), arm(rng, seconds=3600), arm(rng, seconds=3600), until=3600)
-    assert outcome(looks) is Outcome.PASS
+    assert outcome(looks) is Verdict.PASS
     assert looks[-1].high < 1.05
 
 
@@ -40,7 +40,7 @@ def test_a_canary_many_times_faster_or_slower_has_an_estimate(ratio):
     """At 16,000 tokens of context an attention kernel may well take a sixth of the time."""
     rng = np.random.default_rng(6)
     look = run(TestSettings(quantile=0.5), arm(rng, ratio=ratio), arm(rng), until=600)[-1]
-    assert look.outcome is (Outcome.PASS if ratio < 1 else Outcome.FAIL)
+    assert look.verdict is (Verdict.PASS if ratio < 1 else Verdict.FAIL)
     assert look.low < ratio < look.high and look.estimate == pytest.approx(ratio, rel=0.1)
 
 
@@ -50,17 +50,17 @@ def test_fail_is_final_and_pass_can_still_turn_to_fail():
     good, bad = arm(rng, seconds=100), arm(rng, ratio=4.0, seconds=1500, start=100)
     canary = tuple(np.concatenate(parts) for parts in zip(good, bad, strict=True))
     looks = run(settings_, canary, arm(rng, seconds=1600), until=1600)
-    outcomes = [look.outcome for look in looks]
-    assert outcomes[9] is Outcome.PASS and outcomes[-1] is Outcome.FAIL
-    first = outcomes.index(Outcome.FAIL)
-    assert set(outcomes[first:]) == {Outcome.FAIL}
+    outcomes = [look.verdict for look in looks]
+    assert outcomes[9] is Verdict.PASS and outcomes[-1] is Verdict.FAIL
+    first = outcomes.index(Verdict.FAIL)
+    assert set(outcomes[first:]) == {Verdict.FAIL}
     assert looks[-1].since == looks[first].since
 
 
 def test_the_mean_log_ratio_is_covered_and_found():
     rng = np.random.default_rng(4)
     looks = run(TestSettings(quantile=None), arm(rng, ratio=1.15), arm(rng), until=600)
-    assert outcome(looks) is Outcome.FAIL
+    assert outcome(looks) is Verdict.FAIL
     assert looks[-1].low < 1.15 < looks[-1].high
 
 
@@ -73,7 +73,7 @@ def test_less_throughput_is_a_slowdown():
         test.observe("control", 10.0 * k + 5, 100 * shared * np.exp(0.05 * rng.standard_normal()))
         test.observe("canary", 10.0 * k + 5, 80 * shared * np.exp(0.05 * rng.standard_normal()))
         decision = test.look(10.0 * k + 10)
-    assert decision.outcome is Outcome.FAIL
+    assert decision.verdict is Verdict.FAIL
     assert decision.estimate == pytest.approx(100 / 80, rel=0.02)
 
 
@@ -137,8 +137,8 @@ def test_memory_does_not_grow():
 def test_the_deadline_makes_an_open_test_inconclusive():
     rng = np.random.default_rng(7)
     looks = run(TestSettings(deadline=100.0), arm(rng), arm(rng), until=130)
-    assert [look.outcome for look in looks[:8]] == [Outcome.CONTINUE] * 8
-    assert outcome(looks) is Outcome.INCONCLUSIVE and looks[-1].verdict is Verdict.INCONCLUSIVE
+    assert [look.verdict for look in looks[:8]] == [None] * 8
+    assert outcome(looks) is Verdict.INCONCLUSIVE and looks[-1].verdict is Verdict.INCONCLUSIVE
 
 
 def test_failed_requests_have_no_latency():
@@ -176,9 +176,9 @@ def test_a_rolling_test_finds_a_slowdown_that_comes_after_hours():
         for name in ("canary", "control"):
             times, values = arm(rng, seconds=10.0, start=10.0 * k, ratio=1.6 if name == "canary" and k >= 540 else 1.0)
             test.observe_many(name, times, values)
-        if test.look(10.0 * k + 10).outcome is Outcome.FAIL:
+        if test.look(10.0 * k + 10).verdict is Verdict.FAIL:
             failed_at = failed_at or 10.0 * k + 10
     assert failed_at is not None and 5400 < failed_at < 5400 + 450
-    assert test.look(7300.0).outcome is Outcome.FAIL
+    assert test.look(7300.0).verdict is Verdict.FAIL
     test.reset()
-    assert test.look(7300.0).outcome is Outcome.CONTINUE
+    assert test.look(7300.0).verdict is None

@@ -21,7 +21,7 @@ from bench_analysis_rivals import MINUTE, MannWhitney, Threshold
 from bench_analysis_streams import CELLS, HARD, MODELS, REQUIRED, WINDOW, Noise, Stream
 
 from phases.analysis import power, sources
-from phases.analysis.decision import Outcome
+from phases.base.verdict import Verdict
 from phases.analysis.records import ArmRecords
 from phases.analysis.replay import replay_records
 from phases.analysis.scores import QuantileScore
@@ -186,7 +186,7 @@ def print_product(replays: int) -> None:
             for number in range(int(horizon / WINDOW)):
                 for name, (_, inside, value) in zip(("canary", "control"), stream.window(number), strict=True):
                     test.observe_many(name, number * WINDOW + np.sort(inside.astype(float)), np.exp(value.astype(float)))
-                if test.look((number + 1) * WINDOW).outcome is Outcome.FAIL:
+                if test.look((number + 1) * WINDOW).verdict is Verdict.FAIL:
                     found = (number + 1) * WINDOW
                     break
             times.append(found)
@@ -264,7 +264,7 @@ def print_recorded(folder: Path) -> None:
                 found = replay_records(recorded, TestSettings(metric=metric, quantile=quantile), source=path.name).latency
                 cells = ["-" if value is None else f"{value:.3f}" for value in (found.estimate, found.low, found.high)]
                 after = "-" if found.seconds_to_decide is None else f"{found.seconds_to_decide:.0f} s"
-                print(f"{path.name:28} {metric:6} {found.statistic:5} {found.outcome.value:13} {cells[0]:>8} {cells[1]:>7} "
+                print(f"{path.name:28} {metric:6} {found.statistic:5} {found.verdict.value:13} {cells[0]:>8} {cells[1]:>7} "
                       f"{cells[2]:>7} {found.n:>6} {after:>7}")  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phases.analysis.decision import Outcome
+from phases.base.verdict import Verdict
 from phases.engines.embedded.down import down
 from phases.engines.embedded.fleet import ensure_up
 from phases.base.clock import SystemClock
@@ -162,10 +162,10 @@ def trial(run: PhaseRun, production: Production, digest: str, options: argparse.
     options.records.mkdir(parents=True, exist_ok=True)
     (options.records / f"trial-{number + 1}.jsonl").write_text("".join(json.dumps({"began": began[:1], **row}) + "\n" for row in records.rows))
     metric = run.settings.judge.metrics[0].metric
-    if not began or verdict.outcome is not Outcome.FAIL:
-        return Trial(verdict.outcome.value, None, None, None, None, None, shares[0].sent, shares[0].failed)
+    if not began or verdict.verdict is not Verdict.FAIL:
+        return Trial(verdict.verdict.value, None, None, None, None, None, shares[0].sent, shares[0].failed)
     at = {event["event"]: detected + event["at"] - began[0] for event in reversed(back.events)}
-    return Trial(verdict.outcome.value, detected - began[0], at.get("traffic safe"), at.get("verified"), records.ratio(metric, began[0], detected),
+    return Trial(verdict.verdict.value, detected - began[0], at.get("traffic safe"), at.get("verified"), records.ratio(metric, began[0], detected),
                  records.ratio(metric, 0.0, began[0]), shares[0].sent, shares[0].failed)  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def print_table(trials: list[Trial], options: argparse.Namespace) -> None:
     print(f"{'repeat':>6} {'outcome':>12} {'before':>7} {'ratio':>6} {'detected s':>10} {'traffic safe s':>14} {'verified s':>10} {'failed/sent':>12}")
     for number, t in enumerate(trials, 1):
         cells = [_cell(t.before, 2), _cell(t.ratio, 2), _cell(t.detected, 1), _cell(t.safe, 1), _cell(t.restored, 1)]
-        print(f"{number:6} {t.outcome:>12} {cells[0]:>7} {cells[1]:>6} {cells[2]:>10} {cells[3]:>14} {cells[4]:>10} {t.failed:>6}/{t.sent}")
+        print(f"{number:6} {t.verdict:>12} {cells[0]:>7} {cells[1]:>6} {cells[2]:>10} {cells[3]:>14} {cells[4]:>10} {t.failed:>6}/{t.sent}")
     found = [t.safe for t in trials if t.safe is not None]
     if found:
         print(f"traffic safe after {statistics.median(found):.0f} s (median), {max(found):.0f} s at the most, in {len(found)} of {len(trials)}")

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from phases.analysis.decision import Decision, Outcome
+from phases.analysis.decision import Decision
+from phases.base.verdict import Verdict
 from phases.cli.live_view import RunningStep, look_head, look_row
 from phases.cli.watchers import Lines
 from phases.engines.ssh.host import Host
@@ -25,9 +26,9 @@ def _host(name):
 def look():
     judge = JudgeSettings((MetricSettings("itl"),), bake=300.0, deadline=1800.0)
     decisions = [
-        Decision(Outcome.CONTINUE, "itl", "p95", "not yet", 1.02, 0.93, 1.14, threshold=1.05, n=231),
+        Decision(None, "itl", "p95", "not yet", 1.02, 0.93, 1.14, threshold=1.05, n=231),
         Decision(
-            Outcome.PASS,
+            Verdict.PASS,
             "5xx",
             "excess_rate",
             "none",
@@ -39,7 +40,7 @@ def look():
             unit="rate",
             counts={"canary": {"requests": 231, "errors": 0}, "control": {"requests": 240, "errors": 0}},
         ),
-        Decision(Outcome.CONTINUE, "ttft", "p95", "nothing yet"),
+        Decision(None, "ttft", "p95", "nothing yet"),
     ]
     return look_facts(130.0, decisions, judge, {"canary": [_host("w1")], "control": [_host("w2"), _host("w3")]})
 

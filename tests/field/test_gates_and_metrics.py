@@ -7,7 +7,6 @@ import math
 import pytest
 
 from phases.analysis.counters import CounterWindows
-from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import Scrape
 from phases.base.results import Measurement, Results
@@ -80,7 +79,7 @@ def test_a_single_spike_in_a_long_bake_changes_nothing() -> None:
 
     made = bake(workers, bake=900.0)
     made.read = read
-    assert made.run().outcome is Outcome.PASS
+    assert made.run().verdict is Verdict.PASS
 
 
 def test_both_arms_slower_together_is_no_regression_of_the_canary() -> None:
@@ -95,7 +94,7 @@ def test_both_arms_slower_together_is_no_regression_of_the_canary() -> None:
 
     made = bake(workers, bake=600.0)
     made.read = read
-    assert made.run().outcome is not Outcome.FAIL
+    assert made.run().verdict is not Verdict.FAIL
 
 
 @pytest.mark.parametrize("share", [0.7, 0.8])
@@ -111,7 +110,7 @@ def test_a_canary_a_hundred_times_slower_most_of_the_time_never_passes(share: fl
 
     made = bake(workers, deadline=1200.0)
     made.read = read
-    assert made.run().outcome is Outcome.FAIL
+    assert made.run().verdict is Verdict.FAIL
 
 
 def test_a_counter_born_at_one_counts() -> None:
@@ -133,7 +132,7 @@ def test_a_counter_born_at_one_counts() -> None:
     made = bake(workers)
     made.read = read
     verdict = made.run()
-    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "5xx" in verdict.reason
 
 
 def test_seldom_errors_of_the_canary_alone_fail_where_the_control_has_no_series_at_all() -> None:
@@ -145,7 +144,7 @@ def test_seldom_errors_of_the_canary_alone_fail_where_the_control_has_no_series_
         "\n".join(line for line in plain(url).splitlines() if not (url == "control" and 'status_code="500"' in line))
         + "\n"
     )
-    assert made.run().outcome is Outcome.FAIL
+    assert made.run().verdict is Verdict.FAIL
 
 
 def test_a_quantile_of_nothing_is_no_number() -> None:
@@ -155,7 +154,7 @@ def test_a_quantile_of_nothing_is_no_number() -> None:
         for arm in ("canary", "control"):
             test.add(arm, Scrape.parse(empty, t=at, source=arm))
     decision = test.look(20.0)
-    assert decision.estimate is None and decision.outcome is Outcome.CONTINUE
+    assert decision.estimate is None and decision.verdict is None
 
 
 def test_budgets_and_waves_count_the_fleet_as_count_or_percent() -> None:

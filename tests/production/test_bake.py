@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phases.analysis.decision import Outcome
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from phases.serving.load import RequestRecord
-from phases.trial.bake import Bake, Fault, Verdict
+from phases.trial.bake import Bake
+from phases.trial.end import Fault, TrialEnd
 from phases.trial.prometheus_source import SourceError
 from phases.trial.settings import JudgeSettings, MetricSettings
 
@@ -91,7 +92,7 @@ def bake(workers: SimulatedWorkers, check=lambda: None, **changes: float) -> Bak
 def test_equal_arms_pass_not_before_the_bake_is_over() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock), bake=600.0).run()
-    assert verdict.outcome is Outcome.PASS and verdict.seconds >= 600.0
+    assert verdict.verdict is Verdict.PASS and verdict.seconds >= 600.0
     assert (
         verdict.reference[0].metric == "ttft"
         and verdict.reference[0].low <= 0.1 * np.exp(0.4 * 1.2816) <= verdict.reference[0].high
@@ -102,7 +103,7 @@ def test_equal_arms_pass_not_before_the_bake_is_over() -> None:
 def test_a_slow_canary_fails_early() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, slowdown={"canary": 2.0})).run()
-    assert verdict.outcome is Outcome.FAIL and verdict.seconds < 300.0
+    assert verdict.verdict is Verdict.FAIL and verdict.seconds < 300.0
     (entry, errors, refusals) = verdict.facts()
     assert (
         entry["verdict"] == "FAIL"
@@ -117,16 +118,16 @@ def test_a_slow_canary_fails_early() -> None:
 def test_errors_of_the_canary_alone_fail() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, errors={"canary": 0.05})).run()
-    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "5xx" in verdict.reason
 
 
 def test_a_canary_that_refuses_what_the_control_takes_fails() -> None:
     """4xx are not 5xx, and their difference counts all the same: a kernel under which every JSON request is a 400."""
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, errors={"canary": 0.05}, status=400)).run()
-    assert verdict.outcome is Outcome.FAIL and "4xx" in verdict.reason and "5xx" not in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "4xx" in verdict.reason and "5xx" not in verdict.reason
     both = bake(SimulatedWorkers(SimulatedTime(), errors={"canary": 0.05, "control": 0.05}, status=400)).run()
-    assert both.outcome is Outcome.PASS  # the users' own mistakes come to both arms
+    assert both.verdict is Verdict.PASS  # the users' own mistakes come to both arms
 
 
 def test_a_metrics_server_that_is_down_says_nothing_about_the_canary() -> None:
@@ -142,24 +143,24 @@ def test_a_metrics_server_that_is_down_says_nothing_about_the_canary() -> None:
     made = bake(workers, deadline=300.0)
     made.read = read
     verdict = made.run()
-    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.fault is None and "was not scraped for" in verdict.reason
+    assert verdict.verdict is Verdict.INCONCLUSIVE and verdict.fault is None and "was not scraped for" in verdict.reason
 
 
 def test_no_traffic_ends_inconclusive_at_the_deadline() -> None:
     clock = SimulatedTime()
     verdict = bake(SimulatedWorkers(clock, rate=0.0), deadline=300.0).run()
-    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds == pytest.approx(300.0, abs=10.0)
+    assert verdict.verdict is Verdict.INCONCLUSIVE and verdict.seconds == pytest.approx(300.0, abs=10.0)
 
 
-@pytest.mark.parametrize(("incumbent", "outcome"), [(False, Outcome.FAIL), (True, Outcome.INCONCLUSIVE)])
+@pytest.mark.parametrize(("incumbent", "outcome"), [(False, Verdict.FAIL), (True, Verdict.INCONCLUSIVE)])
 def test_a_fault_ends_it_at_once_and_a_sick_incumbent_is_not_the_candidates_fault(
-    incumbent: bool, outcome: Outcome
+    incumbent: bool, outcome: Verdict
 ) -> None:
     clock = SimulatedTime()
     seen = iter([None, None, Fault("c", "it does not answer", incumbent)])
     verdict = bake(SimulatedWorkers(clock), check=lambda: next(seen)).run()
     assert (
-        verdict.outcome is outcome
+        verdict.verdict is outcome
         and verdict.seconds == pytest.approx(20.0)
         and verdict.reason == "c: it does not answer"
     )
@@ -179,7 +180,7 @@ def test_a_worker_whose_metrics_stay_away_is_a_fault() -> None:
     made.read = read
     verdict = made.run()
     assert (
-        verdict.outcome is Outcome.FAIL
+        verdict.verdict is Verdict.FAIL
         and verdict.fault is not None
         and "metrics cannot be read" in verdict.fault.reason
     )
@@ -202,7 +203,7 @@ def test_metrics_that_turn_to_garbage_are_a_fault_of_their_worker_and_no_crash(w
     made = bake(workers)
     made.read = lambda url: GARBAGE[what] if url == "canary" and clock.at > started + 30 else workers.read(url)
     verdict = made.run()
-    assert verdict.outcome is Outcome.FAIL and verdict.fault and verdict.fault.worker == "c", verdict.reason
+    assert verdict.verdict is Verdict.FAIL and verdict.fault and verdict.fault.worker == "c", verdict.reason
     assert "metrics cannot be read" in verdict.fault.reason
 
 
@@ -233,7 +234,7 @@ class SimulatedProbes:
         return found
 
 
-def probed(clock: SimulatedTime, probes: SimulatedProbes, **workers: Any) -> Verdict:
+def probed(clock: SimulatedTime, probes: SimulatedProbes, **workers: Any) -> TrialEnd:
     made = JudgeSettings(
         (MetricSettings("e2e", 0.5, 0.25),),
         window=5.0,
@@ -249,18 +250,18 @@ def probed(clock: SimulatedTime, probes: SimulatedProbes, **workers: Any) -> Ver
 def test_with_probes_their_latencies_decide_and_the_users_errors_still_count() -> None:
     clock = SimulatedTime()
     equal = probed(clock, SimulatedProbes(clock))
-    assert equal.outcome is Outcome.PASS and equal.decisions[0].source == "own requests to each arm"
-    assert probed(clock, SimulatedProbes(clock, slowdown=1.8)).outcome is Outcome.FAIL
+    assert equal.verdict is Verdict.PASS and equal.decisions[0].source == "own requests to each arm"
+    assert probed(clock, SimulatedProbes(clock, slowdown=1.8)).verdict is Verdict.FAIL
     failing = probed(
         clock, SimulatedProbes(clock), errors={"canary": 0.2}
     )  # no probe fails: it is users' requests that do
-    assert failing.outcome is Outcome.FAIL and "5xx" in failing.reason
+    assert failing.verdict is Verdict.FAIL and "5xx" in failing.reason
 
 
 def test_own_requests_without_an_answer_are_errors_though_no_counter_knows_of_them() -> None:
     clock = SimulatedTime()
     verdict = probed(clock, SimulatedProbes(clock, unanswered=0.15))
-    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "5xx" in verdict.reason
 
 
 def test_the_reference_is_kept_by_kind_of_worker_and_without_the_canary() -> None:

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from phases.analysis.decision import Outcome
 from phases.base.clock import SystemClock
 from phases.base.errors import Exit
 from phases.base.results import Results
 from phases.base.scraping import get_text
+from phases.base.verdict import Verdict
 from phases.cli.rollback import _print, _print_left_alone
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import RouterError, UnreachableError
@@ -334,7 +334,7 @@ def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
         canary = (production.fleet["w1"],)
         verdict = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
         assert (
-            verdict.fault is None and verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds >= 4
+            verdict.fault is None and verdict.verdict is Verdict.INCONCLUSIVE and verdict.seconds >= 4
         )  # too few samples to tell
         canary_requests, control_requests = verdict.requests["canary"], verdict.requests["control"]
         assert (
@@ -348,7 +348,7 @@ def test_turns_on_real_hosts_switch_every_rank_and_count_both_kernels(small):
         eventually(lambda: production.tripped(canary[0]))
         again = judging.judge_turns(None, production, settings, canary, small.new.digest, context)
     assert (
-        again.outcome is Outcome.FAIL and "fell back by itself: shadow: layer 1 differs" in again.reason
+        again.verdict is Verdict.FAIL and "fell back by itself: shadow: layer 1 differs" in again.reason
     )  # not lost to the next turn
     assert any("e2e p50" in line for line in said)
 

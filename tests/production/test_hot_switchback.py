@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from phases.analysis.decision import Outcome
 from phases.base.errors import AnalysisError
+from phases.base.verdict import Verdict
 from phases.playbook import loader
 from phases.production.hot import Answer, HotSwitch
 from phases.production.settings import Amount
 from phases.serving.load import RequestRecord
 from phases.tp8_canary.settings import CanarySettings
 from phases.trial.arms import choose_arms
-from phases.trial.bake import Fault
+from phases.trial.end import Fault
 from phases.trial.settings import Design, JudgeSettings, MetricSettings, SwitchbackSettings
 from phases.trial.switchback import Clipped, Switchback
 from tests.production.test_arms import fleet
@@ -135,11 +135,11 @@ def bake(
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["histograms", "own requests"])
-@pytest.mark.parametrize(("slow", "outcome"), [(1.0, Outcome.PASS), (1.6, Outcome.FAIL)])
+@pytest.mark.parametrize(("slow", "outcome"), [(1.0, Verdict.PASS), (1.6, Verdict.FAIL)])
 def test_an_equal_candidate_passes_and_a_slow_one_fails(own, slow, outcome):
     made = bake(Servers(slow), own=own)
     verdict = made.run()
-    assert verdict.outcome is outcome and verdict.fault is None, verdict.reason
+    assert verdict.verdict is outcome and verdict.fault is None, verdict.reason
     e2e = next(d for d in verdict.decisions if d.metric == "e2e")
     assert e2e.low <= slow <= e2e.high
     canary, control = verdict.requests["canary"], verdict.requests["control"]
@@ -149,8 +149,8 @@ def test_an_equal_candidate_passes_and_a_slow_one_fails(own, slow, outcome):
     first = next(
         look[0]
         for look in shown["looks"]
-        if look[2 if outcome is Outcome.FAIL else 3] is not None
-        and (look[2] > 1.2 if outcome is Outcome.FAIL else look[3] <= 1.2)
+        if look[2 if outcome is Verdict.FAIL else 3] is not None
+        and (look[2] > 1.2 if outcome is Verdict.FAIL else look[3] <= 1.2)
     )
     assert shown["decided_at"] == first > e2e.seconds_to_decide, (
         "the report counts seconds since the bake began, lead-in and both kernels' turns"
@@ -174,7 +174,7 @@ def test_blocks_hold_both_kernels_in_an_order_that_the_seed_draws():
 @pytest.mark.parametrize("own", [False, True], ids=["histograms", "own requests"])
 def test_what_carries_over_into_a_turn_is_washed_out(own):
     clean = bake(Servers(1.0, carry=3.0), own=own).run()
-    assert clean.outcome is Outcome.PASS
+    assert clean.verdict is Verdict.PASS
     level = clean.reference[0]
     assert level.high < 0.5  # seconds: the slow requests after each switch are in neither arm's numbers
 
@@ -186,38 +186,38 @@ def test_requests_that_take_longer_than_a_turn_are_not_left_out():
     verdict = made.run()
     e2e = next(d for d in verdict.decisions if d.metric == "e2e")
     sent = 2 * servers.rate * 16 * len(made.order) / 2  # by two workers in 16 judged seconds of a turn
-    assert verdict.outcome is Outcome.FAIL and e2e.n > 0.95 * sent, verdict.reason
+    assert verdict.verdict is Verdict.FAIL and e2e.n > 0.95 * sent, verdict.reason
 
 
 def test_errors_of_the_candidate_alone_fail_it():
     verdict = bake(Servers(errors=0.5)).run()
-    assert verdict.outcome is Outcome.FAIL and "5xx" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "5xx" in verdict.reason
 
 
 def test_too_little_time_is_inconclusive():
     verdict = bake(Servers(1.15, rate=1.0), settings=judge(deadline=120)).run()
-    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.seconds >= 120
+    assert verdict.verdict is Verdict.INCONCLUSIVE and verdict.seconds >= 120
 
 
 def test_servers_that_cannot_be_switched_are_no_verdict_on_the_candidate():
     servers = Servers()
     servers.unable = "VERIFY_ATTN_HOT is off"
     verdict = bake(servers).run()
-    assert verdict.outcome is Outcome.INCONCLUSIVE and "VERIFY_ATTN_HOT is off" in verdict.reason and servers.time == 0
+    assert verdict.verdict is Verdict.INCONCLUSIVE and "VERIFY_ATTN_HOT is off" in verdict.reason and servers.time == 0
 
 
 def test_a_rank_that_stops_acknowledging_later_is_a_fault():
     servers = Servers()
     servers.at_sleep = lambda: setattr(servers, "unable", "rank 1 still says candidate" if servers.time > 100 else "")
     verdict = bake(servers).run()
-    assert verdict.outcome is Outcome.FAIL and "w1: it cannot be switched" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "w1: it cannot be switched" in verdict.reason
 
 
 def test_a_fault_found_between_looks_ends_the_bake():
     servers = Servers()
     found = lambda: Fault("w2", "it does not answer /health", incumbent=False) if servers.time > 50 else None  # noqa: E731
     verdict = bake(servers, check=found).run()
-    assert verdict.outcome is Outcome.FAIL and verdict.fault.worker == "w2" and servers.time < 60
+    assert verdict.verdict is Verdict.FAIL and verdict.fault.worker == "w2" and servers.time < 60
 
 
 def test_checks_take_no_time_from_a_turn_and_its_end_is_checked():
@@ -254,7 +254,7 @@ def test_what_a_worker_learns_in_the_lead_in_is_judged_in_neither_kernel(own):
     )
     servers.switch_resets = False
     verdict = made.run()
-    assert servers.switches[0][0] == pytest.approx(30) and verdict.outcome is Outcome.PASS, verdict.reason
+    assert servers.switches[0][0] == pytest.approx(30) and verdict.verdict is Verdict.PASS, verdict.reason
     assert (
         verdict.reference[0].high < 0.5 and verdict.seconds < servers.time - 29
     )  # the bake's time is counted from its first turn
@@ -272,7 +272,7 @@ def test_a_fault_in_the_lead_in_ends_it_before_any_turn():
         read=servers.read,
     )
     verdict = made.run()
-    assert verdict.outcome is Outcome.FAIL and verdict.fault and not servers.switches and servers.time < 12
+    assert verdict.verdict is Verdict.FAIL and verdict.fault and not servers.switches and servers.time < 12
 
 
 def test_a_restart_in_a_turn_is_a_fault_and_no_increase():
@@ -284,7 +284,7 @@ def test_a_restart_in_a_turn_is_a_fault_and_no_increase():
 
     servers.at_sleep = crash
     verdict = bake(servers).run()
-    assert verdict.outcome is Outcome.FAIL and "restarted" in verdict.reason
+    assert verdict.verdict is Verdict.FAIL and "restarted" in verdict.reason
 
 
 def test_only_what_happens_in_stretches_is_counted():

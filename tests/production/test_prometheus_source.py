@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from phases.analysis.decision import Outcome
 from phases.analysis.histograms import HistogramWindows
 from phases.analysis.scrape import Scrape
 from phases.base.clock import SystemClock
+from phases.base.verdict import Verdict
 from phases.engines.embedded.stand_in import WORKER as STANDIN_WORKER
 from phases.engines.ssh.host import Host
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt
@@ -277,7 +277,7 @@ def test_a_slow_canary_fails_by_what_prometheus_says(scraped: Scraped) -> None:
         verdict = Bake(
             judge, {"slow": urls["canary"]}, {"w1": urls["control"]}, SystemClock(), lambda: None, read=source
         ).run()
-    assert verdict.outcome is Outcome.FAIL and "e2e" in verdict.reason, verdict
+    assert verdict.verdict is Verdict.FAIL and "e2e" in verdict.reason, verdict
     assert verdict.requests["canary"] > 20 and verdict.reference[0].metric == "e2e"
 
 

@@ -118,7 +118,7 @@ def test_a_rollout_ends_on_the_candidate_and_a_rollback_on_the_release_before_wi
     assert {share["during"] for share in results["facts"]["load"]} == {"wave 1", "wave 2", "soak"}
 
     watched = repository.json("watch", "--once")
-    assert watched["outcome"] == "PASS", watched
+    assert watched["verdict"] == "PASS", watched
 
     rolled = repository.json("rollback", "--yes", "--reason", "the test wants the release before")
     (before,) = {state["current"] for state in repository.workers()}

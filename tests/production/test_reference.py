@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from phases.analysis.decision import Outcome
 from phases.analysis.scrape import Buckets
+from phases.base.verdict import Verdict
 from phases.trial.reference import Level, _range, against
 from phases.trial.settings import MetricSettings
 
@@ -19,30 +19,30 @@ THEN = Level("e2e", 0.95, 0.9, 1.0, 1000)
 @pytest.mark.parametrize(
     ("low", "high", "n", "outcome"),
     [
-        (0.9, 1.0, 1000, Outcome.PASS),
-        (1.1, 1.3, 1000, Outcome.PASS),  # its lower edge is within the margin: not called worse
-        (1.21, 1.3, 1000, Outcome.FAIL),
-        (5.0, 6.0, 99, Outcome.CONTINUE),  # too few to tell
-        (0.1, 0.2, 1000, Outcome.PASS),
+        (0.9, 1.0, 1000, Verdict.PASS),
+        (1.1, 1.3, 1000, Verdict.PASS),  # its lower edge is within the margin: not called worse
+        (1.21, 1.3, 1000, Verdict.FAIL),
+        (5.0, 6.0, 99, None),  # too few to tell
+        (0.1, 0.2, 1000, Verdict.PASS),
     ],
 )
-def test_only_a_whole_bucket_over_the_margin_is_worse(low: float, high: float, n: int, outcome: Outcome) -> None:
+def test_only_a_whole_bucket_over_the_margin_is_worse(low: float, high: float, n: int, outcome: Verdict) -> None:
     (decision,) = against([THEN], [Level("e2e", 0.95, low, high, n)], [METRIC], 100, at=0.0)
-    assert decision.outcome is outcome
+    assert decision.verdict is outcome
 
 
 def test_without_a_reference_nothing_is_decided() -> None:
     (decision,) = against([], [THEN], [METRIC], 100, at=0.0)
-    assert decision.outcome is Outcome.CONTINUE and decision.reason == "no reference was recorded"
+    assert decision.verdict is None and decision.reason == "no reference was recorded"
 
 
 def test_workers_are_compared_with_their_own_kind() -> None:
     large = dataclasses.replace(THEN, kind="tp 8", low=2.0, high=2.2)
     now = [dataclasses.replace(large, kind="tp 1"), large]  # the small ones are as slow as only the large ones were
     small, big = against([dataclasses.replace(THEN, kind="tp 1"), large], now, [METRIC], 100, at=0.0)
-    assert (small.outcome, big.outcome) == (Outcome.FAIL, Outcome.PASS) and small.statistic == "p95 of tp 1"
+    assert (small.verdict, big.verdict) == (Verdict.FAIL, Verdict.PASS) and small.statistic == "p95 of tp 1"
     (alone,) = against([THEN], [large], [METRIC], 100, at=0.0)[1:]
-    assert alone.outcome is Outcome.CONTINUE  # that kind was not there then
+    assert alone.verdict is None  # that kind was not there then
 
 
 def test_a_level_is_as_wide_as_few_observations_make_it() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from phases.analysis.decision import Outcome
+from phases.base.verdict import Verdict
 from phases.engines.ssh.errors import RouterError
 from phases.engines.ssh.host import Host
 from phases.production.production import WorkerState
-from phases.trial.bake import Fault
+from phases.trial.end import Fault
 from phases.watch.phase import _look, _standing
 
 HOST = Host("w1", "10.0.0.1", "/srv/w1")
@@ -46,4 +46,4 @@ def test_a_worker_that_does_not_serve_is_one() -> None:
 
 def test_a_router_that_does_not_answer_ends_no_watch_and_rolls_nothing_back() -> None:
     verdict = _look(None, Seen([]), None, None, print)  # type: ignore[arg-type]
-    assert verdict.outcome is Outcome.INCONCLUSIVE and "does not answer" in verdict.reason
+    assert verdict.verdict is Verdict.INCONCLUSIVE and "does not answer" in verdict.reason

@@ -93,7 +93,7 @@ def test_a_run_elsewhere_is_seen_with_its_step_and_its_look(repository, phase):
                     "high": 1.2,
                     "threshold": 1.05,
                     "n": 5,
-                    "outcome": "CONTINUE",
+                    "verdict": "open",
                 }
             ],
         },
