@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from phases.base.verdict import Verdict
+
 SCHEMA = "phasegate/results/v1"
 RATIO = "candidate / incumbent"  # unit of what Phase 2 measures between two servers
 
@@ -122,6 +124,27 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class StageEnd:
+    """How a judged stage of a phase ended: `bake`, `wave 1`, `soak`. The phase's own verdict, which its gate holds whatever the playbook says.
+
+    Attributes:
+        seconds: how long it was judged.
+    """
+
+    stage: str
+    verdict: Verdict
+    reason: str
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "verdict": self.verdict.value}
+
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> StageEnd:
+        return StageEnd(row["stage"], Verdict(row["verdict"]), row["reason"], row["seconds"])
+
+
+@dataclass(frozen=True)
 class Results:
     """Everything one phase measured."""
 
@@ -132,11 +155,16 @@ class Results:
     benchmark: tuple[BenchmarkRecord, ...] = ()
     ceilings: tuple[Ceiling, ...] = ()
     measurements: tuple[Measurement, ...] = ()
+    ends: tuple[StageEnd, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)  # servers, hosts, timeline ...: plain JSON
     schema: str = SCHEMA
 
+    def end_of(self, stage: str) -> StageEnd | None:
+        """How a stage ended; None where it was not judged."""
+        return next((end for end in self.ends if end.stage == stage), None)
+
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "ends": [end.to_json() for end in self.ends]}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Results:
@@ -151,8 +179,23 @@ class Results:
             benchmark=tuple(_load(BenchmarkRecord, row) for row in data["benchmark"]),
             ceilings=tuple(_load(Ceiling, row) for row in data["ceilings"]),
             measurements=tuple(_load(Measurement, row) for row in data["measurements"]),
+            ends=tuple(map(StageEnd.from_json, data["ends"])) if "ends" in data else _ends_of_facts(data["facts"]),
             facts=data["facts"],
         )
+
+
+def _ends_of_facts(facts: dict[str, Any]) -> tuple[StageEnd, ...]:
+    """As results of toolkits before 0.2 hold them."""
+    rows = {name: facts[name] for name in ("bake", "soak") if isinstance(facts.get(name), dict)}
+    ends = [
+        StageEnd(name, Verdict(row["outcome"]), row.get("reason", ""), row.get("seconds", 0.0))
+        for name, row in rows.items()
+        if row.get("outcome") in Verdict.__members__
+    ]
+    waves = [
+        (key, value) for key, value in facts.items() if key.startswith("wave ") and value in list(Verdict.__members__)
+    ]
+    return (*(StageEnd(key, Verdict(value), "") for key, value in waves), *ends)
 
 
 def _load(kind: type, row: dict[str, Any]) -> Any:

@@ -60,7 +60,10 @@ def load_playbook(path: Path | None) -> Playbook:
     """The playbook asked for, or the one found. Raises UsageError or PlaybookError."""
     from phases.playbook import loader
 
-    return loader.load(path or find_playbook())
+    playbook = loader.load(path or find_playbook())
+    for line in playbook.notes:
+        note(line)
+    return playbook
 
 
 def find_playbook() -> Path:

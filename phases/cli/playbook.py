@@ -46,9 +46,12 @@ def check(playbook_path: Path | None, as_json: bool) -> None:
                 "kernel": kernel.name,
                 "phases": [section.name for section in loaded.phases],
                 "mistakes": [],
+                "notes": list(loaded.notes),
             }
         )
         return
+    for line in loaded.notes:
+        click.echo(line)
     click.echo(f"{loaded.path}: no mistakes; kernel {kernel.name}, phases {loaded.phase_names()}")
 
 

@@ -19,9 +19,9 @@ def table(results: Results) -> str:
     lines = [f"{results.phase} of {results.kernel}", ""]
     lines += [_row("measurement", "estimate", "interval", "n"), _row("-" * 24, "-" * 10, "-" * 20, "-" * 8)]
     lines += [_row(m.metric, _number(m.estimate), _interval(m), str(m.n)) for m in results.measurements]
-    bake = results.facts.get("bake")
-    if bake:
-        lines += ["", f"bake: {bake['outcome']} after {bake['seconds']:.0f} s: {bake['reason']}"]
+    lines += ["", *(f"{e.stage}: {e.verdict.value} after {e.seconds:.0f} s: {e.reason}" for e in results.ends)] * bool(
+        results.ends
+    )
     lines += _load(results.facts.get("load", []))
     events = results.facts.get("timeline", [])
     if events:

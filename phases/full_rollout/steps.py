@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from phases.base.errors import Exit, FleetError, LedgerError, joined
-from phases.base.results import Measurement, Results
+from phases.base.results import Measurement, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet import shared_steps, traffic
@@ -75,6 +75,7 @@ def wave(run: PhaseRun, live: Live, number: int, moving: tuple[Host, ...], unmov
         return {
             "facts": {**ended, traffic.during(wave_name(number)): traffic.kept(load)},
             "measurements": known.measurements,
+            "ends": known.ends,
         }
 
     def holds(context: StepContext, facts: Facts) -> bool:
@@ -105,15 +106,20 @@ def _advance(
     budget = live.settings.failure_budget.of(len(production.workers))
     if len(lost) > budget:
         reason = f"{len(lost)} workers failed, the budget is {budget}: {joined(lost.values())}"
-        return {"facts": {"lost": lost, "stopped": reason, "detected": context.clock.now()}}
+        failed = StageEnd(wave_name(number), Verdict.FAIL, reason)
+        return {"ends": (failed,), "facts": {"lost": lost, "stopped": reason, "detected": context.clock.now()}}
     canary, control = like_for_like([host for host in moving if host.name not in lost], unmoved)
     if not canary:
-        return {"facts": {"lost": lost, f"wave {number}": "moved"}}
+        return {"facts": {"lost": lost}}
     moved = [host for host in production.workers if host not in unmoved and host.name not in lost]
     trial_end = judging.judge(run, production, run.settings.judge, canary, control, digest, context, moved=moved)
     context.progress(f"wave {number}: {trial_end.verdict.value}: {trial_end.reason}")
     rows = tuple(_of_wave(number, row) for row in judging.measurements(trial_end))
-    return {"facts": {"lost": lost, **_concluded(number, trial_end, context)}, "measurements": rows}
+    return {
+        "facts": {"lost": lost, **_concluded(number, trial_end, context)},
+        "measurements": rows,
+        "ends": (trial_end.stage(wave_name(number)),),
+    }
 
 
 def _act_on(production: Production, known: Results, context: StepContext) -> dict[str, Any]:
@@ -248,7 +254,7 @@ def _moved(state: WorkerState, digest: str) -> bool:
 
 
 def _concluded(number: int, trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
-    facts = {f"wave {number}": trial_end.verdict.value, f"looks of wave {number}": trial_end.facts()}
+    facts: dict[str, Any] = {f"looks of wave {number}": trial_end.facts()}
     if trial_end.fault and trial_end.fault.incumbent:
         said = f"the incumbent is what is sick: {trial_end.reason}"
         return {**facts, "stopped": said, "halted": said, "detected": context.clock.now()}
@@ -258,23 +264,16 @@ def _concluded(number: int, trial_end: TrialEnd, context: StepContext) -> dict[s
 
 
 def _soaked(trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "soak": {"outcome": trial_end.verdict.value, "seconds": trial_end.seconds, "reason": trial_end.reason}
-    }
-    facts["reference"] = [level.to_json() for level in trial_end.reference]
+    facts: dict[str, Any] = {"reference": [level.to_json() for level in trial_end.reference]}
     if trial_end.verdict is not Verdict.PASS:
         ended = "" if trial_end.verdict is Verdict.FAIL else f"ended as {trial_end.verdict.value}, "
         facts |= {"stopped": f"soak: {ended}{trial_end.reason}", "detected": context.clock.now()}
     return {
         "facts": facts,
-        "measurements": (_passed("soak_passed", trial_end), *(d.measurement() for d in trial_end.decisions)),
+        "measurements": tuple(d.measurement() for d in trial_end.decisions),
+        "ends": (trial_end.stage(SOAK),),
     }
 
 
 def _of_wave(number: int, row: Measurement) -> Measurement:
     return dataclasses.replace(row, metric=f"wave{number}_{row.metric}")
-
-
-def _passed(name: str, trial_end: TrialEnd) -> Measurement:
-    value = {Verdict.PASS: 1.0, Verdict.FAIL: 0.0}.get(trial_end.verdict)
-    return Measurement(name, value, value, value, n=1, source=trial_end.reason)

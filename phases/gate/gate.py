@@ -7,16 +7,22 @@ from collections.abc import Iterable
 from phases.base.results import Results
 from phases.base.verdict import Verdict
 from phases.gate.outcome import GateOutcome, RuleOutcome
+from phases.gate.own import own_outcomes
 from phases.gate.rules import Rule
 
 
 def judge(phase: str, rules: Iterable[Rule], results: Results) -> GateOutcome:
     """The verdict on a phase's results.
 
-    A rule that breaks is an ERROR with its reason, not a crash: the other rules' numbers still reach the reviewer. A gate
-    without rules is an ERROR, since it evaluated nothing.
+    The phase's own verdict comes first and is no playbook's to leave out; what the playbook asks for can only add to it. A rule
+    that breaks is an ERROR with its reason, not a crash: the other rules' numbers still reach the reviewer. A gate that
+    evaluated nothing is an ERROR.
     """
-    outcomes = tuple(_judge_one(rule, results) for rule in rules)
+    rules = tuple(rules)
+    outcomes = (
+        *own_outcomes(phase, {rule.kind for rule in rules}, results),
+        *(_judge_one(rule, results) for rule in rules),
+    )
     if not outcomes:
         outcomes = (
             RuleOutcome("gate", Verdict.ERROR, f"the playbook names no rule for {phase}: nothing was evaluated"),

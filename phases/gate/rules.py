@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ class Judge(Protocol):
     def judge(self, results: Results) -> RuleOutcome: ...
 
 
+_RETIRED = re.compile(
+    r"(wave\d+_)?canary_passed|soak_passed"
+)  # what stood for a phase's own verdict before gates held it
 _KINDS: dict[str, type[Any]] = {
     "build": BuildRule,
     "parity": ParityRule,
@@ -47,9 +51,15 @@ def known() -> dict[str, type[Any]]:
 
 
 def parse(node: Node, mistakes: Mistakes) -> Rule | None:
-    """Read `{rule: KIND, parameter: value, ...}`; adds every mistake, None when the kind is not known."""
+    """Read `{rule: KIND, parameter: value, ...}`; adds every mistake, None when the kind is not known or has been retired."""
     kind = node.get("rule")
     at = f"{node.path}: " if node.path else ""
+    metric = node.get("metric")
+    if metric is not None and _RETIRED.fullmatch(str(metric.value)):
+        mistakes.note(
+            node, f"{at}{metric.value} has no effect: a phase's own verdict is always a rule of its gate; leave it out"
+        )
+        return None
     if kind is None:
         mistakes.add(node, f"{at}a rule needs the key 'rule', one of {', '.join(_KINDS)}")
         return None

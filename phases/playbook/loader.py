@@ -22,13 +22,15 @@ class _Gate:
     """The rules a phase must pass; the worst verdict decides."""
 
     rules: tuple[Node, ...] = setting(
-        help="at least one rule: a gate that evaluates nothing is an error", not_empty=True
+        help="what the phase must keep to besides its own verdict; at least one, or leave `gate` out", not_empty=True
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _CommonPhaseKeys:
-    gate: _Gate = setting(help="the rules a phase must pass")
+    gate: _Gate | None = setting(
+        help="rules that make the gate stricter than the phase's own verdict", factory=lambda: None
+    )
     review: Review = setting(Review.REQUIRED, help="required: a person approves before the next phase; none: go on")
     four_eyes: bool = setting(False, help="true: the one who ran the phase may not approve it")
     allow_yes: bool = setting(
@@ -93,7 +95,16 @@ def _playbook(path: Path, root: Node, text: str, mistakes: Mistakes) -> Playbook
         phases = tuple(_bound(section, production) for section in phases)
     mistakes.raise_if_any("playbook")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Playbook(top.name, path.resolve(), kernel.resolve(), top.ledger, phases, sections, digest)
+    return Playbook(
+        top.name,
+        path.resolve(),
+        kernel.resolve(),
+        top.ledger,
+        phases,
+        sections,
+        digest,
+        tuple(map(str, mistakes.notes)),
+    )
 
 
 def _bound(section: PhaseSection, production: Node) -> PhaseSection:
@@ -241,17 +252,15 @@ def schema() -> dict[str, Any]:
         if settings is None:
             continue
         common = json_schema(_CommonPhaseKeys)
-        common["properties"]["gate"]["properties"]["rules"] = {
-            "type": "array",
-            "minItems": 1,
-            "items": {"$ref": "#/$defs/rule"},
-        }
+        gate = json_schema(_Gate)
+        gate["properties"]["rules"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/rule"}}
+        common["properties"]["gate"] = gate
         merged = {**common["properties"], **settings.get("properties", {})}
         phases[kind.name] = {
             "type": "object",
             "description": kind.proves,
             "properties": merged,
-            "required": [*common["required"], *settings.get("required", [])],
+            "required": [*common.get("required", []), *settings.get("required", [])],
             "additionalProperties": settings.get("additionalProperties", True),
         }
     top["properties"]["phases"] = {

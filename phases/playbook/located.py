@@ -53,11 +53,16 @@ class Mistakes:
 
     def __init__(self) -> None:
         self.found: list[Mistake] = []
+        self.notes: list[Mistake] = []  # what is read and has no effect any more
 
     def add(self, at: Node | Where, text: str) -> None:
         mistake = Mistake(at if isinstance(at, Where) else at.where, text)
         if mistake not in self.found:
             self.found.append(mistake)
+
+    def note(self, at: Node, text: str) -> None:
+        """Something that is no mistake, and that whoever wrote it should know."""
+        self.notes.append(Mistake(at.where, text))
 
     def __bool__(self) -> bool:
         return bool(self.found)

@@ -135,6 +135,7 @@ class Playbook:
     phases: tuple[PhaseSection, ...]
     sections: dict[str, Any]  # shared sections by key: fleet, watch
     digest: str
+    notes: tuple[str, ...] = ()  # FILE:LINE: what stands there and has no effect any more
 
     def phase(self, name: str) -> PhaseSection:
         """Raises UsageError with the nearest name when the playbook has no such phase."""

@@ -77,8 +77,7 @@ def _head(view: ReportView) -> str:
         ("digest", view.digest),
     ]
     review = f"<span>{text(view.review)}</span>" if view.review else ""
-    outcome = view.results.facts.get("bake", {}).get("reason", "")
-    why = f"<p>{text(outcome)}</p>" if outcome else ""
+    why = "".join(f"<p>{text(f'{end.stage}: {end.reason}')}</p>" for end in view.results.ends if end.reason)
     return (
         f'<header><h1>{text(view.title)}</h1><p class="verdict {verdict}"><strong>{verdict}</strong><span>{text(said)}</span>{review}</p>'
         f"{why}{decisions}{definitions(facts)}</header>"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phases.base.errors import Exit, PhaseError
-from phases.base.results import Measurement, Results
+from phases.base.results import Measurement, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet import shared_steps, traffic
@@ -115,13 +115,11 @@ def bake(run: PhaseRun, live: Live) -> Step:
         switched = context.facts[CANARY]
         if "failed" in switched:
             context.progress("not begun: the canary was not switched")
-            row = Measurement("canary_passed", 0.0, 0.0, 0.0, n=1, source=switched["failed"])
-            rows = (row, *agreement.measurements(switched["agreement"]))
-            facts = {
-                "bake": {"outcome": "FAIL", "seconds": 0.0, "reason": switched["failed"]},
-                "detected": switched["detected"],
+            return {
+                "measurements": agreement.measurements(switched["agreement"]),
+                "ends": (StageEnd(BAKE, Verdict.FAIL, switched["failed"]),),
+                "facts": {"detected": switched["detected"], "agreement": switched["agreement"]},
             }
-            return {"measurements": rows, "facts": {**facts, "agreement": switched["agreement"]}}
         production, known = live.production(context), _judged(context, switched)
         with live.traffic(context).during(BAKE) as load:
             if known is None:
@@ -142,9 +140,10 @@ def bake(run: PhaseRun, live: Live) -> Step:
                     )
                 known = _decide(run, context, production, trial_end, judging.share_row(trial_end, arms))
         with live.traffic(context).during(GOING_BACK) as back_load:
-            ended = _end_under_load(production, known.facts)
+            ended = _end_under_load(production, known)
         return {
             "measurements": known.measurements,
+            "ends": known.ends,
             "facts": {**known.facts, **ended, traffic.during(BAKE): traffic.kept([*load, *back_load])},
         }
 
@@ -180,19 +179,28 @@ def _decide(
     return decide(
         context.work,
         JUDGED,
-        Results(run.section.name, run.kernel.name, measurements=(*judging.measurements(trial_end), share), facts=facts),
+        Results(
+            run.section.name,
+            run.kernel.name,
+            measurements=(*judging.measurements(trial_end), share),
+            ends=(trial_end.stage(BAKE),),
+            facts=facts,
+        ),
     )
 
 
-def _end_under_load(production: Production, facts: dict[str, Any]) -> dict[str, Any]:
+def _end_under_load(production: Production, judged: Results) -> dict[str, Any]:
     """Back to the incumbent while the load still runs, so that what going back costs users is measured too."""
-    outcome, reason = Verdict(facts["bake"]["outcome"]), facts["bake"]["reason"]
+    (end,), facts = judged.ends, judged.facts
     if facts["incumbent_sick"]:
-        return {"halted": f"the incumbent is what is sick ({reason}); nothing was swapped"}
-    failed = outcome is Verdict.FAIL
+        return {"halted": f"the incumbent is what is sick ({end.reason}); nothing was swapped"}
+    failed = end.verdict is Verdict.FAIL
     let_others_finish(production)
     back = roll_back(
-        production, reason if failed else "the canary has been judged", detected=facts["detected"], planned=not failed
+        production,
+        end.reason if failed else "the canary has been judged",
+        detected=facts["detected"],
+        planned=not failed,
     )
     return {"rollback": back.to_json(), "timeline": list(back.events)}
 
@@ -202,17 +210,15 @@ def put_back(run: PhaseRun, live: Live) -> Step:
 
     def end(context: StepContext) -> Facts:
         production = live.production(context)
-        kept = run.gathered(context).facts
-        failed = kept.get("bake", {}).get("outcome") == Verdict.FAIL.value
+        gathered = run.gathered(context)
+        kept, bake = gathered.facts, gathered.end_of(BAKE)
+        failed = bake is not None and bake.verdict is Verdict.FAIL
         if "halted" in kept:
             return {"halted": kept["halted"], "exit_code": int(Exit.OPERATIONAL)}
         back: Rollback | None = None
         load: list[traffic.Share] = []
         if not kept.get("rollback", {}).get("verified") or any(map(strayed, production.observe())):
-            reason, detected = (
-                kept.get("bake", {}).get("reason", "the phase ended"),
-                kept.get("detected", context.clock.now()),
-            )
+            reason, detected = (bake.reason if bake else "the phase ended", kept.get("detected", context.clock.now()))
             with live.traffic(context).during(END) as load:
                 back = roll_back(production, reason, detected=detected, planned=not failed)
         verified = back.verified if back else True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phases.analysis.decision import Decision
+from phases.base.results import StageEnd
 from phases.base.verdict import Verdict
 from phases.trial.looks import Looks, name_of
 from phases.trial.reference import Level
@@ -47,6 +48,10 @@ class TrialEnd:
             return f"{self.fault.worker}: {self.fault.reason}"
         telling = [d for d in self.decisions if d.verdict is self.verdict] or list(self.decisions)
         return "; ".join(f"{name_of(d)}: {d.reason}" for d in telling[:3])
+
+    def stage(self, name: str) -> StageEnd:
+        """What the gate judges of it, whatever the playbook asks for."""
+        return StageEnd(name, self.verdict, self.reason, self.seconds)
 
     def facts(self) -> list[dict[str, Any]]:
         """results.facts["sequential"]: what the report draws, one entry a test."""

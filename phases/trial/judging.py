@@ -12,7 +12,6 @@ from typing import Any
 
 from phases.analysis.decision import Decision
 from phases.base.results import Measurement
-from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
 from phases.fleet.traffic import prompts_of
 from phases.production import agreement, hot
@@ -185,13 +184,11 @@ def _in_turn(senders: Sequence[HttpSender]) -> Callable[[Prompt, float], Request
 
 
 def measurements(trial_end: TrialEnd) -> tuple[Measurement, ...]:
-    """What a gate judges: each test's decision, and whether a fault ended it."""
-    passed = {Verdict.PASS: 1.0, Verdict.FAIL: 0.0}.get(trial_end.verdict)
-    rows = [
+    """What rules may judge: each test's decision, and how far outputs agreed."""
+    return (
         *(decision.measurement() for decision in trial_end.decisions),
         *agreement.measurements(trial_end.agreements),
-    ]
-    return (*rows, Measurement("canary_passed", passed, passed, passed, n=1, unit="", source=trial_end.reason))
+    )
 
 
 def share_row(trial_end: TrialEnd, arms: Arms) -> Measurement:
@@ -259,10 +256,7 @@ def _brief(decision: Decision) -> str:
 
 def evidence(production: Production, trial_end: TrialEnd) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
-    facts: dict[str, Any] = {
-        "sequential": trial_end.facts(),
-        "bake": {"outcome": trial_end.verdict.value, "seconds": trial_end.seconds, "reason": trial_end.reason},
-    }
+    facts: dict[str, Any] = {"sequential": trial_end.facts()}
     facts |= {"reference": [level.to_json() for level in trial_end.reference], "agreement": list(trial_end.agreements)}
     if trial_end.fault:
         host = next((h for h in production.workers if h.name == trial_end.fault.worker), None)

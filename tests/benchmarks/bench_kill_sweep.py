@@ -50,14 +50,12 @@ phases:
     allow_yes: true
     share_tolerance: 1
     judge: &judge {{metrics: [{{metric: e2e, quantile: 0.5, margin: 4}}], alpha: 0.2, probes: 3, window: 3, bake: 6, deadline: 240, min_samples: 10, error_tolerance: 0.5}}
-    gate: {{rules: [{{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}]}}
   full-rollout:
     review: none
     allow_yes: true
     waves: [{{count: 1}}, {{percent: 100}}]
     soak: 3
     judge: *judge
-    gate: {{rules: [{{rule: measurement, metric: soak_passed, at_least: 0, absent: zero}}]}}
 """
 
 

@@ -133,7 +133,6 @@ def test_yes_is_refused_before_anything_runs_where_production_does_not_allow_it(
         + """
   tp8-canary:
     judge: {metrics: [{metric: ttft}]}
-    gate: {rules: [{rule: measurement, metric: canary_passed, at_least: 1, absent: fail}]}
 """
     )
     refused = phase("run", "--yes", code=2)

@@ -185,13 +185,14 @@ def test_a_rule_is_called_by_the_measurement_it_names() -> None:
 def test_the_worst_rule_decides_and_a_broken_one_is_an_error() -> None:
     twice = results(parity=(parity(),), measurements=(Measurement("x", 1.0, n=1), Measurement("x", 2.0, n=1)))
     chosen = [rule("rule: parity"), rule("rule: measurement\nmetric: x\nat_least: 0")]
-    outcome = judge("build-parity", chosen, twice)
+    outcome = judge("another", chosen, twice)
     assert [r.verdict for r in outcome.rules] == [Verdict.PASS, Verdict.ERROR]
     assert outcome.verdict is Verdict.ERROR and "2 measurements are called 'x'" in outcome.rules[1].reason
 
 
 def test_a_gate_without_rules_is_an_error() -> None:
-    assert judge("build-parity", [], results()).verdict is Verdict.ERROR
+    assert judge("another", [], results()).verdict is Verdict.ERROR
+    assert judge("build-parity", [], results()).verdict is Verdict.FAIL  # the phase's own: nothing was built
     assert GateOutcome("x", ()).verdict is Verdict.ERROR
 
 

@@ -95,18 +95,12 @@ phases:
     control: {{count: 1}}
     share_tolerance: 1
     judge: {judge}
-    gate:
-      rules:
-        - {{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}
   full-rollout:
     review: none
     allow_yes: true
     waves: [{{count: 2}}, {{percent: 100}}]
     soak: 2
     judge: {judge}
-    gate:
-      rules:
-        - {{rule: measurement, metric: soak_passed, at_least: 1, absent: inconclusive}}
 """
 JUDGE = "{{metrics: [{{metric: e2e, quantile: 0.5, margin: 1.5}}], alpha: 0.2, window: 0.5, bake: 1, deadline: {deadline:g}, min_samples: 5, settle: 0, probes: {probes:g}, error_tolerance: 0.2}}"
 

@@ -372,7 +372,6 @@ production:
 phases:
   tp8-canary:
     judge: {{metrics: [{{metric: e2e}}]}}
-    gate: {{rules: [{{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}}]}}
 """
 
 

@@ -51,8 +51,6 @@ phases:
       error_tolerance: 0.5
     gate:
       rules:
-        - {{rule: measurement, metric: wave1_canary_passed, at_least: 1, absent: inconclusive}}
-        - {{rule: measurement, metric: soak_passed, at_least: 1, absent: inconclusive}}
         - {{rule: measurement, metric: failed_requests, at_most: 0, absent: fail}}
 """
 

@@ -11,7 +11,7 @@ import time
 import weakref
 
 from phases.base.files import write_json
-from phases.base.results import Case, ParityRecord
+from phases.base.results import BuildRecord, Case, ParityRecord
 from phases.ledger.checkpoint import RESULTS
 from phases.run.closing import closing_steps
 from phases.run.steps import Step
@@ -21,7 +21,10 @@ def light_phase(run):
     def prove(context):
         error = random.random()
         context.progress(f"error {error}")
-        return {"parity": (ParityRecord(Case("q1", "float32"), "vectorised", "cpu", True, error, 1.0),)}
+        return {
+            "build": (BuildRecord("vectorised", "python", True),),
+            "parity": (ParityRecord(Case("q1", "float32"), "vectorised", "cpu", True, error, 1.0),),
+        }
 
     def report(context):
         write_json(run.work / "checkpoint" / RESULTS, run.gathered(context).to_json())

@@ -25,7 +25,6 @@ phases:
     gate: {rules: [{rule: measurement, metric: logprob_error, at_most: 1, absent: fail}]}
   full-rollout:
     judge: {metrics: [{metric: e2e}]}
-    gate: {rules: [{rule: measurement, metric: soak_passed, at_least: 1, absent: fail}]}
 """
 
 

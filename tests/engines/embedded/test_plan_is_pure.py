@@ -26,12 +26,10 @@ CANARY = """
   tp8-canary:
     review: required
     judge: {metrics: [{metric: e2e, quantile: 0.5, margin: 0.5}]}
-    gate: {rules: [{rule: measurement, metric: canary_passed, at_least: 1, absent: inconclusive}]}
   full-rollout:
     review: none
     waves: [{percent: 100}]
     judge: {metrics: [{metric: e2e, quantile: 0.5, margin: 0.5}]}
-    gate: {rules: [{rule: measurement, metric: soak_passed, at_least: 1, absent: inconclusive}]}
 """
 
 

@@ -1,0 +1,107 @@
+"""A phase's own verdict is a rule of its gate that no playbook can leave out, and playbook rules only add to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phases.base.results import BuildRecord, Case, Measurement, ParityRecord, Results, StageEnd
+from phases.base.verdict import Verdict, severity, worst
+from phases.gate.gate import judge
+from phases.gate.own import OWN
+from phases.gate.rules import parse
+from phases.playbook import loader
+from phases.playbook.located import Mistakes, load_text
+
+VERDICTS = st.sampled_from(list(Verdict))
+RIGHT = ParityRecord(Case("q1", "float32"), "v", "cpu", True, 0.1, 1.0)
+OUTPUTS = (Measurement("logprob_error", 0.0, n=9), Measurement("wrong_tokens", 0.0, n=9))
+
+
+def results(phase: str, **fields: object) -> Results:
+    return Results(phase, "k", **fields)  # type: ignore[arg-type]
+
+
+def parsed(*texts: str) -> list[object]:
+    found = [parse(load_text(text, "p.yaml", Mistakes()), Mistakes()) for text in texts]
+    return [rule for rule in found if rule is not None]
+
+
+@pytest.mark.parametrize("phase", ["tp8-canary", "full-rollout"])
+def test_a_failed_trial_is_never_a_pass_without_any_rule_of_a_playbook(phase: str) -> None:
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR):
+        ends = (StageEnd("bake", verdict, "why", 9.0), StageEnd("soak", Verdict.PASS, "well", 9.0))
+        outcome = judge(phase, [], results(phase, ends=ends))
+        assert outcome.verdict is verdict and outcome.rules[0].label == "bake" and outcome.rules[0].rule == OWN
+
+
+@pytest.mark.parametrize("phase", ["tp8-canary", "full-rollout", "build-parity", "sglang-integration"])
+def test_a_phase_that_judged_nothing_does_not_pass(phase: str) -> None:
+    generous = parsed("{rule: measurement, metric: x, at_most: 1, absent: zero}")
+    assert not judge(phase, generous, results(phase)).verdict.advances
+
+
+def test_a_rollout_whose_soak_never_came_does_not_pass() -> None:
+    ends = (StageEnd("wave 1", Verdict.PASS, "well"),)
+    assert judge("full-rollout", [], results("full-rollout", ends=ends)).verdict is Verdict.ERROR
+
+
+def test_what_was_built_and_proved_passes_alone_and_what_is_wrong_fails_whatever_the_rules_look_at() -> None:
+    good = results("build-parity", build=(BuildRecord("v", "python", True),), parity=(RIGHT,))
+    assert judge("build-parity", [], good).verdict is Verdict.PASS
+    bad = results("build-parity", build=(BuildRecord("v", "sm_90", False, reason="no"),), parity=(RIGHT,))
+    assert judge("build-parity", parsed("{rule: parity}"), bad).verdict is Verdict.FAIL
+    served = results("sglang-integration", measurements=(Measurement("candidate_ready", 1.0, n=1), *OUTPUTS))
+    assert judge("sglang-integration", [], served).verdict is Verdict.PASS
+    other = results("sglang-integration", measurements=(Measurement("candidate_ready", 1.0, n=1),))
+    assert judge("sglang-integration", [], other).verdict is Verdict.FAIL, "outputs were never compared"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["bake", "wave 1", "wave 2", "soak"]), VERDICTS), max_size=4),
+    st.lists(VERDICTS, max_size=3),
+)
+def test_rules_of_a_playbook_can_only_make_a_gate_stricter(
+    ends: list[tuple[str, Verdict]], added: list[Verdict]
+) -> None:
+    for phase in ("tp8-canary", "full-rollout"):
+        found = results(phase, ends=tuple(StageEnd(name, verdict, "why") for name, verdict in ends))
+        alone = judge(phase, [], found).verdict
+        bound = {Verdict.PASS: 1.0, Verdict.FAIL: 9.0}
+        rows = tuple(Measurement(f"m{i}", bound.get(v), n=1) for i, v in enumerate(added))
+        rules = parsed(
+            *(f"{{rule: measurement, metric: m{i}, at_most: 5, absent: inconclusive}}" for i in range(len(added)))
+        )
+        both = judge(phase, rules, Results(phase, "k", ends=found.ends, measurements=rows)).verdict
+        assert severity(both) >= severity(alone)
+        assert not both.advances or worst(v for _, v in ends) is Verdict.PASS
+
+
+def test_rules_that_stood_for_it_are_read_told_of_and_have_no_effect() -> None:
+    for metric in ("canary_passed", "wave2_canary_passed", "soak_passed"):
+        mistakes = Mistakes()
+        assert (
+            parse(
+                load_text(f"{{rule: measurement, metric: {metric}, at_least: 0, absent: zero}}", "p.yaml", mistakes),
+                mistakes,
+            )
+            is None
+        )
+        assert not mistakes and f"{metric} has no effect" in str(mistakes.notes[0])
+
+
+def test_no_shipped_playbook_asks_for_it() -> None:
+    shipped = sorted((Path(__file__).parents[2] / "playbooks").glob("*.yaml"))
+    assert shipped and not [line for path in shipped for line in loader.load(path).notes]
+
+
+def test_results_of_older_toolkits_say_how_their_trials_ended() -> None:
+    old = Results(
+        "tp8-canary", "k", facts={"bake": {"outcome": "FAIL", "seconds": 30.0, "reason": "slow"}, "wave 1": "PASS"}
+    ).to_json()
+    del old["ends"]
+    read = Results.from_json(old)
+    assert read.end_of("bake") == StageEnd("bake", Verdict.FAIL, "slow", 30.0) and read.end_of("wave 1") is not None
