@@ -14,12 +14,14 @@ from phases.cli.common import (
     STYLES,
     completing,
     example,
+    harmless,
     json_option,
     load_playbook,
     note,
     open_ledger,
     playbook_option,
     print_json,
+    say,
     short,
     show_table,
     when,
@@ -156,9 +158,12 @@ def _write_file(found: Checkpoint, files: dict[str, bytes], name: str) -> None:
 @playbook_option
 @json_option
 def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> None:
-    """Compare the benchmarks of two checkpoints of one phase, case by case: ratio of medians with its interval."""
+    """Compare two checkpoints of one phase: what moved in rules, cases and playbook, loosening marked; then the benchmarks, case by
+    case: ratio of medians with its interval."""
     from phases.ledger.verify import read_as_recorded
     from phases.report import diff as report_diff
+    from phases.report import moved
+    from phases.run.closing import read_gate
 
     ledger = _ledger(playbook_path)
     before, after = ledger.find(first), ledger.find(second)
@@ -168,11 +173,25 @@ def diff(first: str, second: str, playbook_path: Path | None, as_json: bool) -> 
             hint="`phase checkpoint list` shows which are of one.",
         )
     with read_as_recorded(ledger, before, after):
-        compared = report_diff.compare(_results(ledger, before), _results(ledger, after))
+        old, new = _results(ledger, before), _results(ledger, after)
+        compared = report_diff.compare(old, new)
+        gates = [read_gate(found, ledger.files(found)) for found in (before, after)]
+        moves = moved.moves((gates[0], old), (gates[1], new))
+        playbook = moved.playbook_diff(*(ledger.files(found).get(moved.PLAYBOOK) for found in (before, after)))
         if as_json:
-            print_json({"first": before.to_json(), "second": after.to_json(), "diff": compared.to_json()})
+            print_json(
+                {
+                    "first": before.to_json(),
+                    "second": after.to_json(),
+                    "moves": [move.to_json() for move in moves],
+                    "playbook": playbook,
+                    "diff": compared.to_json(),
+                }
+            )
             return
         click.echo(f"{before.name} → {after.name}")
+        for text in [*map(str, moves), *playbook.splitlines()]:
+            say(f"  {harmless(text)}")
         click.echo(report_diff.text(compared, (str(before.number), str(after.number))).rstrip())
 
 

@@ -114,6 +114,14 @@ def review(checkpoint: str | None, html: Path | None, ask: bool, playbook_path: 
                     "gate": view.gate.to_json(),
                     "approvals": [vars(row) for row in view.approvals],
                     "review": view.review,
+                    "since": None
+                    if view.change is None
+                    else {
+                        "against": view.change.against,
+                        "moves": [move.to_json() for move in view.change.moves],
+                        "playbook": view.change.playbook,
+                    },
+                    "attempts": list(view.attempts),
                 }
             )
             return

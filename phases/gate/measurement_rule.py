@@ -40,7 +40,7 @@ class MeasurementRule:
             measured.n,
             measured.unit,
             measured.source,
-            {**measured.detail, "metric": self.metric},
+            {**measured.detail, "metric": self.metric, "bound": "at_most" if self.at_least is None else "at_least"},
         )
         missing = self._missing(measured)
         if missing:

@@ -30,10 +30,10 @@ class Review(Enum):
 
 
 def review_state(checkpoint: Checkpoint, decisions: list[Approval], *, required: bool) -> Review:
-    """The latest decision on this digest counts; one on another digest does not."""
+    """A no to this digest is final, whatever was said before or after it; decisions on another digest do not count."""
     mine = [d for d in decisions if d.digest == checkpoint.digest]
     if mine:
-        return Review.APPROVED if mine[-1].decision == "approve" else Review.REJECTED
+        return Review.REJECTED if any(d.decision == "reject" for d in mine) else Review.APPROVED
     return Review.WAITING if required else Review.NOT_NEEDED
 
 
@@ -124,6 +124,7 @@ def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, t
     from phases.ledger.ledger import Written
 
     assert tip is not None, "a checkpoint that was found has a ledger"
+    _require_not_rejected(read_approvals(ledger.git, tip, checkpoint), approval, checkpoint)
     number = len(list_tree(ledger.git, f"{tip}:{_directory(checkpoint)}")) + 1
     content = canonical_json({"schema": SCHEMA, **dataclasses.asdict(approval)})
     name = decision_tag(ledger.tag_prefix, checkpoint, approval.decision, content)
@@ -133,6 +134,16 @@ def build_approval(ledger: Ledger, approval: Approval, checkpoint: Checkpoint, t
     commit = ledger.commit(tree, [tip], message, at)
     text = f"{verb} {checkpoint.name}\n\nCheckpoint-Digest: {checkpoint.digest}\nDecision-Digest: {sha256(content)}\n"
     return Written(commit, checkpoint, ledger.tag(name, text, commit, at))
+
+
+def _require_not_rejected(earlier: list[Approval], new: Approval, checkpoint: Checkpoint) -> None:
+    """On the ledger's newest tip, so that a no of somebody else's that came a moment ago counts too."""
+    no = next((d for d in earlier if d.digest == checkpoint.digest and d.decision == "reject"), None)
+    if new.decision == "approve" and no is not None:
+        raise GateError(
+            f"{checkpoint.name} was rejected by {no.person} ({no.reason}); a no is final for that checkpoint.",
+            hint=f"Mend the cause and run {checkpoint.phase} again: a new checkpoint can be approved.",
+        )
 
 
 def _directory(checkpoint: Checkpoint) -> str:

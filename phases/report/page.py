@@ -25,6 +25,7 @@ def render(view: ReportView) -> str:
     """The whole page."""
     style = files("phases.report").joinpath("report.css").read_text(encoding="utf-8")
     made = [
+        sections.moved(view),
         _rules(view),
         sections.benchmark(view),
         side_by_side(view),

@@ -26,6 +26,7 @@ def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
     """
     parts = [
         _head(view, age),
+        _moved(view),
         _rules(view),
         _benchmark(view),
         _sides(view),
@@ -60,6 +61,19 @@ def _head(view: ReportView, age: str) -> list[Block]:
             for row in view.approvals
         ),
     ]
+
+
+def _moved(view: ReportView) -> list[Block]:
+    """Above the rules, since it says what they were before: what is looser, what was tried in between, the playbook's diff."""
+    change = view.change
+    lines = [line(f"  {move}", "" if move.looser is False else "yellow") for move in change.moves] if change else []
+    lines += [line(f"  {text}", "yellow" if number == 0 else "") for number, text in enumerate(view.attempts)]
+    if change and change.playbook:
+        lines += [line("  the playbook:"), *(line(f"    {text}") for text in change.playbook.splitlines())]
+    if not lines and change is None:
+        return []
+    since = f"since {change.against}, the last approved" if change else "before this one; nothing is approved yet"
+    return [*_title(f"What moved {since}"), *(lines or [line("  no rule, no case, nothing tried in between")])]
 
 
 def _title(text: str) -> list[Block]:

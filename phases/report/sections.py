@@ -100,6 +100,23 @@ def _event_chart(spans: list[tuple[str, float, float]], times: list[float]) -> s
     return charts.event_line(spans, title=f"rollback timeline: {said}") if len(set(times)) > 1 else ""
 
 
+def moved(view: ReportView) -> str:
+    """What moved in rules and cases since the last approval, what was tried in between, and the playbook's diff."""
+    made = view.change
+    moves = "".join(
+        f'<li><code class="{"" if move.looser is False else "INCONCLUSIVE"}">{text(move)}</code></li>'
+        for move in (made.moves if made else ())
+    )
+    tried = "".join(f"<li>{text(words)}</li>" for words in view.attempts)
+    if made is None and not tried:
+        return ""
+    content = "".join(f'<ul class="moved">{rows}</ul>' for rows in (moves, tried) if rows)
+    if made and made.playbook:
+        content += f"<h3>The playbook</h3>{pre(made.playbook, 'difference of the playbooks')}"
+    title = f"What moved since {made.against}" if made else "What was tried before"
+    return section("moved", title, content or "<p>No rule, no case, nothing tried in between.</p>")
+
+
 def change(view: ReportView) -> str:
     if view.change is None:
         return section(

@@ -13,7 +13,7 @@ from phases.base.results import Results
 from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
-from phases.report import anchors
+from phases.report import anchors, moved
 from phases.report.anchors import Anchor
 
 if TYPE_CHECKING:
@@ -32,12 +32,16 @@ class Change:
         source: `git diff --stat` between the two source commits, or why there is none.
         environment: fact, its value then, its value now; only those that differ.
         benchmark: results of that checkpoint, for a comparison case by case.
+        moves: what moved in rules and cases, what is looser first.
+        playbook: unified diff of the playbooks; empty where they are the same or one was not kept.
     """
 
     against: str
     source: str
     environment: tuple[tuple[str, str, str], ...]
     benchmark: Results
+    moves: tuple[moved.Move, ...] = ()
+    playbook: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class ReportView:
     review: str = ""
     approvals: tuple[Approval, ...] = ()
     change: Change | None = None
+    attempts: tuple[str, ...] = ()  # what was tried since the last approved checkpoint, in words
     anchors: tuple[Anchor, ...] = ()  # other kernels' times
     anchors_about: str = ""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -99,21 +104,21 @@ def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_require
         if state is Review.NOT_NEEDED or (state is Review.WAITING and not checkpoint.verdict.advances)
         else state.value,
         approvals=tuple(approvals),
-        change=_change(ledger, checkpoint.phase, checkpoint.manifest, before=checkpoint.number),
+        **_since(ledger, checkpoint.manifest, files, before=checkpoint.number),
     )
 
 
 def view_of_directory(ledger: Ledger, name: str, files: dict[str, bytes], manifest: dict[str, Any]) -> ReportView:
     """The view of a checkpoint exported as plain files, compared with what this ledger holds of its phase."""
     view = dataclasses.replace(_view(name, files, manifest), digest=cp.sha256(files[cp.MANIFEST]))
-    return dataclasses.replace(view, change=_change(ledger, manifest["phase"], manifest, before=None))
+    return dataclasses.replace(view, **_since(ledger, manifest, files, before=None))
 
 
 def view_of_draft(ledger: Ledger, draft: Draft, author: str) -> ReportView:
     """The view of a checkpoint about to be recorded: no number, digest or approval yet."""
     manifest = json.loads(cp.manifest_of(draft, 0, author, None))
     view = _view(f"{draft.phase} {draft.verdict.value}", draft.files, manifest)
-    return dataclasses.replace(view, change=_change(ledger, draft.phase, manifest, before=None))
+    return dataclasses.replace(view, **_since(ledger, manifest, draft.files, before=None))
 
 
 def with_anchors(view: ReportView, path: Path) -> ReportView:
@@ -142,24 +147,47 @@ def _view(title: str, files: dict[str, bytes], manifest: dict[str, Any]) -> Repo
     )
 
 
-def _change(ledger: Ledger, phase: str, manifest: dict[str, Any], before: int | None) -> Change | None:
+def _since(ledger: Ledger, manifest: dict[str, Any], files: dict[str, bytes], before: int | None) -> dict[str, Any]:
+    """`change` and `attempts` of a view. `before`: its number; None where it has none yet."""
     earlier = [
         c
         for c in ledger.checkpoints()
-        if c.phase == phase and c.verdict.advances and (before is None or c.number < before)
+        if c.phase == manifest["phase"]
+        and c.manifest["kernel"] == manifest["kernel"]
+        and (before is None or c.number < before)
     ]
-    for candidate in reversed(earlier):
-        if review_state(candidate, ledger.approvals(candidate), required=True) is Review.APPROVED:
-            break
-    else:
-        return None
-    old = Results.from_json(json.loads(ledger.files(candidate)[cp.RESULTS]))
-    return Change(
-        candidate.name,
-        _source_change(ledger, candidate.manifest, manifest),
-        _environment_change(candidate.manifest, manifest),
-        old,
+    approved = next((c for c in reversed(earlier) if _is_approved(ledger, c)), None)
+    between = [
+        c
+        for c in earlier
+        if (approved is None or c.number > approved.number) and c.manifest.get("run") != manifest.get("run")
+    ]
+    change = None if approved is None else _change(ledger, approved, manifest, files)
+    return {"change": change, "attempts": moved.attempts(between, manifest)}
+
+
+def _is_approved(ledger: Ledger, checkpoint: Checkpoint) -> bool:
+    return (
+        checkpoint.verdict.advances
+        and review_state(checkpoint, ledger.approvals(checkpoint), required=True) is Review.APPROVED
     )
+
+
+def _change(ledger: Ledger, approved: Checkpoint, manifest: dict[str, Any], files: dict[str, bytes]) -> Change:
+    then = ledger.files(approved)
+    old = Results.from_json(json.loads(then[cp.RESULTS]))
+    return Change(
+        approved.name,
+        _source_change(ledger, approved.manifest, manifest),
+        _environment_change(approved.manifest, manifest),
+        old,
+        moved.moves((_gate(then), old), (_gate(files), Results.from_json(json.loads(files[cp.RESULTS])))),
+        moved.playbook_diff(then.get(moved.PLAYBOOK), files.get(moved.PLAYBOOK)),
+    )
+
+
+def _gate(files: dict[str, bytes]) -> GateOutcome:
+    return GateOutcome.from_json(json.loads(files[cp.GATE]))
 
 
 def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> str:

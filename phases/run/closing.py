@@ -9,11 +9,12 @@ from phases.base.files import is_leftover, write_json
 from phases.base.verdict import Verdict, severity
 from phases.gate.gate import judge
 from phases.gate.outcome import GateOutcome
-from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft
+from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, sha256
 from phases.ledger.ledger import Ledger
 from phases.ledger.provenance import statement
 from phases.playbook.schema import Playbook
 from phases.report import page
+from phases.report.moved import PLAYBOOK
 from phases.report.view import view_of_draft
 from phases.run.phase_run import PhaseRun, load_results
 from phases.run.steps import Facts, Step, StepContext
@@ -71,10 +72,18 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     ]:  # first of the worst last: a terminal keeps that line
         context.progress(f"{rule.verdict.value:12} {rule.label}: {rule.reason}")
     now = context.clock.now()
+    _keep_playbook(run)
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
     run.add_file(PAGE, page.render(view_of_draft(ledger_of(run.playbook), draft, run.record.author)).encode())
     failed = [f"{rule.label}: {rule.reason}" for rule in outcome.rules if not rule.verdict.advances]
     return {"verdict": outcome.verdict.value, "judged_at": now, "failed": failed}
+
+
+def _keep_playbook(run: PhaseRun) -> None:
+    """The playbook's text into the checkpoint, so that a reviewer sees what changed in it; not one that was edited since the run read it."""
+    text = run.playbook.path.read_bytes() if run.playbook.path.is_file() else b""
+    if sha256(text) == run.playbook.digest:
+        run.add_file(PLAYBOOK, text)
 
 
 def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:

@@ -30,7 +30,7 @@ def test_status_before_and_after(phase, repository):
 
 def test_review_shows_each_rules_numbers(phase, recorded):
     shown = phase.json("gate", "review")
-    (rule,) = shown["gate"]["rules"]
+    rule = shown["gate"]["rules"][0]  # after it: the phase's own verdict
     assert rule["verdict"] == "PASS" and rule["threshold"] == 1.0 and 0 <= rule["estimate"] <= 1
     text = phase("gate", "review").stdout
     assert (
@@ -58,6 +58,25 @@ def test_approval_is_bound_to_the_digest_and_shows_in_status(phase, recorded):
 def test_rejection_closes_the_gate(phase, recorded):
     phase("gate", "reject", "1", "--digest", recorded["digest"][:16], "--reason", "slower at q65")
     assert phase.json("status")["phases"][0]["state"] == "rejected"
+
+
+def test_a_no_is_final_for_that_checkpoint(phase, recorded):
+    digest = ("--digest", recorded["digest"][:16])
+    phase("gate", "reject", *digest, "--reason", "slower at q65")
+    for person in ("Ada", "Bob"):
+        env = {"GIT_COMMITTER_NAME": person, "GIT_COMMITTER_EMAIL": f"{person}@example.org"}
+        refused = phase("gate", "approve", *digest, "--reason", "changed my mind", code=1, env=env).stderr
+        assert "slower at q65" in refused and "final" in refused and "run build-parity again" in refused
+    (row,) = phase.json("status")["phases"]
+    assert row["state"] == "rejected" and [made["decision"] for made in row["approvals"]] == ["reject"]
+
+
+def test_a_yes_may_still_be_taken_back(phase, recorded):
+    digest = ("--digest", recorded["digest"][:16])
+    phase("gate", "approve", *digest, "--reason", "good")
+    phase("gate", "reject", *digest, "--reason", "not that good")
+    assert phase.json("status")["phases"][0]["state"] == "rejected"
+    assert "final" in phase("gate", "approve", *digest, "--reason", "good again", code=1).stderr
 
 
 def test_four_eyes_refuses_the_authors_own_approval(phase, repository, recorded):
