@@ -1,6 +1,7 @@
 # make setup   make .venv with the toolkit and the kernel (again: no cost)
 # make run     take verify_attn through all four phases of playbooks/local.yaml on this machine, without asking (its playbook allows that)
 # make check   lint, format and the tests that start nothing: half a minute, before every commit
+# make reference   write docs/reference/ anew from the classes and commands it describes
 # make test    run the tests: real sshd, routers and SGLang servers among them
 PYTHON ?= python3
 VENV   := .venv
@@ -24,7 +25,7 @@ NEEDED := lacks=""; \
 	fi; \
 	if [ -n "$$lacks" ]; then echo "this machine lacks what phasegate needs: apt-get install$$lacks" >&2; exit 1; fi
 
-.PHONY: setup run lint check test coverage
+.PHONY: setup run lint check test coverage reference
 
 setup:
 	@want="$$(cat $(INPUTS) | sha256sum | cut -d' ' -f1)"; \
@@ -63,3 +64,6 @@ test: setup
 
 coverage: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=phases --cov-report=term
+
+reference: setup
+	$(BIN)/python docs/reference/generate.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 from phases.production.settings import Amount
 from phases.trial.settings import JudgeSettings
 
@@ -26,7 +26,3 @@ class RolloutSettings:
         last = self.waves[-1]
         if last.percent != 100:
             mistakes.add(node.get("waves") or node, f"{node.path}: the last wave must be percent: 100")
-
-
-def rollout_from_node(node: Node, mistakes: Mistakes) -> RolloutSettings:
-    return read(RolloutSettings, node, mistakes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -226,14 +225,12 @@ def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:
 
 
 def _by_reader(reference: str, node: Node | None, what: str, mistakes: Mistakes, also: list[str] | None = None) -> Any:
-    """Read a section by a dataclass or a function; `also` are keys beside it that a misspelt key may have meant."""
+    """Read a section by its dataclass; `also` are keys beside it that a misspelt key may have meant."""
     assert node is not None
     reader = load_object(reference)
     if reader is None:
         mistakes.add(node, f"{what}: this installation of phasegate does not have that part")
         return None
-    if not isinstance(reader, type):
-        return reader(node, mistakes)
     for key in [key for key, _ in node.items() if also and key not in _keys(reader)]:
         guess = nearest(key, [*_keys(reader), *(also or [])])
         mistakes.add(node.keys[key], f"{node.path}: unknown key {key!r}{guess}")
@@ -265,6 +262,7 @@ def schema() -> dict[str, Any]:
         }
     top["properties"]["phases"] = {
         "type": "object",
+        "description": top["properties"]["phases"]["description"],
         "minProperties": 1,
         "properties": phases,
         "additionalProperties": False,
@@ -282,11 +280,6 @@ def schema() -> dict[str, Any]:
 
 
 def _section_schema(reference: str) -> dict[str, Any] | None:
-    """The schema of a section: from its dataclass, or from `section_schema()` beside its reading function; {}: anything."""
-    reader = load_object(reference)
-    if reader is None:
-        return None
-    if isinstance(reader, type):
-        return json_schema(reader)
-    describe = getattr(importlib.import_module(reader.__module__), "section_schema", None)
-    return describe() if describe else {}
+    """The schema of a section's dataclass; None where this installation lacks that part."""
+    kind = load_object(reference)
+    return None if kind is None else json_schema(kind)

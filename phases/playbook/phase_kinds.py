@@ -16,8 +16,8 @@ class PhaseKind:
         name: what people type.
         proves: one line for `phase plan` and `phase --help`.
         script: `module:function`; the function takes a PhaseRun and returns the list of steps.
-        settings: `module:name` of what reads the phase's own keys of the playbook: a dataclass for
-            `phases.playbook.typed.read`, or a function `(node, mistakes) -> settings`.
+        settings: `module:name` of the dataclass that declares the phase's own keys of the playbook
+            (`phases.playbook.typed`).
         clean_tree: whether uncommitted changes stop the phase.
         changes_production: whether a person is asked before it starts.
     """
@@ -47,14 +47,14 @@ PHASES: dict[str, PhaseKind] = {
             "sglang-integration",
             "inside a real SGLang server the kernel is picked up, outputs agree, accept length holds, latency improves",
             "phases.sglang_integration.phase:sglang_integration",
-            "phases.serving.settings:from_node",
+            "phases.serving.settings:IntegrationSettings",
         ),
         PhaseKind(
             3,
             "tp8-canary",
             "on a few tensor-parallel workers under live traffic latency does not regress against control workers",
             "phases.tp8_canary.phase:tp8_canary",
-            "phases.tp8_canary.settings:canary_from_node",
+            "phases.tp8_canary.settings:CanarySettings",
             changes_production=True,
         ),
         PhaseKind(
@@ -62,7 +62,7 @@ PHASES: dict[str, PhaseKind] = {
             "full-rollout",
             "the same, wave by wave, on the whole fleet, then a soak",
             "phases.full_rollout.phase:full_rollout",
-            "phases.full_rollout.settings:rollout_from_node",
+            "phases.full_rollout.settings:RolloutSettings",
             changes_production=True,
         ),
     )
@@ -71,12 +71,12 @@ PHASES: dict[str, PhaseKind] = {
 # No phase of a playbook: what a rollback's own checkpoint is recorded as.
 ROLLBACK_PHASE = "rollback"
 
-# Top-level sections of the playbook that several phases share: key -> reader, as PhaseKind.settings.
+# Top-level sections of the playbook that several phases share: key -> dataclass, as PhaseKind.settings.
 SHARED_SECTIONS: dict[str, str] = {
-    "fleet": "phases.engines.ssh.settings:from_node",
-    "embedded_fleet": "phases.engines.embedded.fleet:from_node",
-    "production": "phases.production.settings:production_from_node",
-    "watch": "phases.watch.settings:watch_from_node",
+    "fleet": "phases.engines.ssh.settings:FleetSettings",
+    "embedded_fleet": "phases.engines.embedded.fleet:EmbeddedFleetSettings",
+    "production": "phases.production.settings:ProductionSettings",
+    "watch": "phases.watch.settings:WatchSettings",
     "notify": "phases.notify.settings:NotifySettings",
     "metrics": "phases.status.textfile:MetricsSettings",
 }

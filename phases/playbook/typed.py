@@ -232,6 +232,8 @@ def json_schema(kind: type[Any]) -> dict[str, Any]:
             required.append(_key(item))
         elif isinstance(item.default, (str, int, float, bool)):
             schema["default"] = item.default
+        elif isinstance(item.default, Enum):
+            schema["default"] = item.default.value
         properties[_key(item)] = schema
     result: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):

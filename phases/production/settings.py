@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 from phases.serving.settings import ServerSettings, SideSettings
 
 
@@ -137,7 +137,3 @@ class ProductionSettings:
                 node.get("incumbent") or node,
                 f"{node.path}: key 'incumbent.backend' is missing (what production runs today)",
             )
-
-
-def production_from_node(node: Node, mistakes: Mistakes) -> ProductionSettings:
-    return read(ProductionSettings, node, mistakes)

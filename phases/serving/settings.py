@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import json_schema, read, setting
+from phases.playbook.typed import setting
 
 EMBEDDED = "embedded"
 OWN_FLAGS = ("--attention-backend", "--port", "--host", "--model-path", "--model")
@@ -124,15 +123,6 @@ class IntegrationSettings:
                 node.get("candidate") or node,
                 f"{node.path}: candidate.release cannot be false: the release is what is proved",
             )
-
-
-def from_node(node: Node, mistakes: Mistakes) -> IntegrationSettings:
-    """Settings of the phase's section, adding every mistake."""
-    return read(IntegrationSettings, node, mistakes)
-
-
-def section_schema() -> dict[str, Any]:
-    return json_schema(IntegrationSettings)
 
 
 def _no_own_flags(arguments: tuple[str, ...], node: Node, mistakes: Mistakes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 from phases.production.settings import Amount
 from phases.trial.settings import Design, JudgeSettings, SwitchbackSettings
 
@@ -45,7 +45,3 @@ class CanarySettings:
                     node,
                     f"{node.path}: {what} {seconds:g} s, longer than the judge's deadline of {self.judge.deadline:g} s",
                 )
-
-
-def canary_from_node(node: Node, mistakes: Mistakes) -> CanarySettings:
-    return read(CanarySettings, node, mistakes)

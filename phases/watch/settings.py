@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 from phases.trial.settings import JudgeSettings
 
 
@@ -16,7 +15,3 @@ class WatchSettings:
     judge: JudgeSettings = setting(help="what counts as a regression")
     interval: float = setting(60.0, duration=True, above=0, help="time between looks")
     roll_back: bool = setting(True, help="go back by itself when a regression is found; false: only say so")
-
-
-def watch_from_node(node: Node, mistakes: Mistakes) -> WatchSettings:
-    return read(WatchSettings, node, mistakes)

@@ -132,6 +132,19 @@ def test_the_schema_is_valid_and_accepts_what_we_ship(load):
         jsonschema.validate(plain(path.read_text()), schema)
 
 
+def _empty(node, path=""):
+    """Paths of `{}`: places where an editor is told nothing."""
+    if node == {}:
+        yield path
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from _empty(child, f"{path}/{key}")
+
+
+def test_the_schema_says_something_of_every_key():
+    assert list(_empty(loader.schema())) == []
+
+
 def test_comments_and_review_do_not_change_what_was_judged(load):
     digest = load(GOOD).phases[0].digest
     assert load(GOOD.replace("review: none", "review: required # now")).phases[0].digest == digest

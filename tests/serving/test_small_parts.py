@@ -13,12 +13,13 @@ import pytest
 from phases.base.errors import PlaybookError, ServingError
 from phases.base.results import Results
 from phases.playbook.located import Mistakes, load_text
+from phases.playbook.typed import read
 from phases.serving import log_scan
 from phases.serving.activity import inactive, read_metrics, summarize
 from phases.serving.host import Server
 from phases.serving.prompts import load_prompts, timing_prompt
 from phases.serving.readiness import await_ready, evidence, why
-from phases.serving.settings import from_node
+from phases.serving.settings import IntegrationSettings
 from phases.serving.statistics import bootstrap, clustered_mean, median_ratio
 from phases.serving.target import wrong_architecture
 from phases.sglang_integration.report import table
@@ -205,7 +206,7 @@ def test_timing_prompts_share_no_prefix():
 
 def settings(text: str):
     mistakes = Mistakes()
-    made = from_node(load_text(text, "p.yaml", mistakes), mistakes)
+    made = read(IntegrationSettings, load_text(text, "p.yaml", mistakes), mistakes)
     mistakes.raise_if_any("playbook")
     return made
 

@@ -33,8 +33,7 @@ from phases.engines.ssh.settings import (
     RouterSettings,
     ServiceSettings,
 )
-from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 from phases.serving.host import LocalHost, Server
 
 if TYPE_CHECKING:
@@ -70,10 +69,6 @@ class EmbeddedFleetSettings:
     lease: float = setting(
         60.0, help="how long a canary waits for the toolkit before it goes back by itself", duration=True, at_least=15
     )
-
-
-def from_node(node: Node, mistakes: Mistakes) -> EmbeddedFleetSettings:
-    return read(EmbeddedFleetSettings, node, mistakes)
 
 
 def launch_arguments() -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from phases.engines.ssh.host import Host, SshOptions, Timeouts
 from phases.engines.ssh.services import DockerDriver, ProcessDriver, ServiceDriver, SystemdDriver
 from phases.playbook.located import Mistakes, Node
-from phases.playbook.typed import read, setting
+from phases.playbook.typed import setting
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -183,8 +183,3 @@ def _worker(host: HostSettings, ssh: SshSettings, timeouts: Timeouts) -> Host:
     return Host(
         host.name, host.address, host.root, host.python, host.sudo, host.served_at, options, timeouts, labels, values
     )
-
-
-def from_node(node: Node, mistakes: Mistakes) -> FleetSettings:
-    """Read the section; every mistake is added with its file and line."""
-    return read(FleetSettings, node, mistakes)

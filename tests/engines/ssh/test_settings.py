@@ -8,7 +8,8 @@ import pytest
 
 from phases.base.errors import PlaybookError
 from phases.engines.ssh.services import DockerDriver, ProcessDriver, SystemdDriver
-from phases.engines.ssh.settings import FleetSettings, from_node
+from phases.engines.ssh.settings import FleetSettings
+from phases.playbook import typed
 from phases.playbook.located import Mistakes, load_text
 
 GOOD = """
@@ -31,7 +32,7 @@ router: {kind: sglang, url: "http://router:30100"}
 def read(text: str) -> tuple[FleetSettings, Mistakes]:
     mistakes = Mistakes()
     node = load_text(textwrap.dedent(text), "playbook.yaml", mistakes)
-    return from_node(node, mistakes), mistakes
+    return typed.read(FleetSettings, node, mistakes), mistakes
 
 
 def test_workers_have_what_the_section_says() -> None:
