@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -32,9 +33,7 @@ def completing(name: str) -> Callable[..., list[Any]]:
     """A completion function of `phases.cli.completion`, imported when a shell asks."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        from phases.cli import completion
-
-        return getattr(completion, name)(ctx, param, incomplete)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module("phases.cli.completion"), name)(ctx, param, incomplete)  # type: ignore[no-any-return]
 
     return complete
 

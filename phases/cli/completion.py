@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from phases.cli.common import example, json_option, print_json
+from phases.cli.common import example, find_playbook, json_option, print_json
 
 SHELLS = ("bash", "zsh", "fish")
 SECONDS = 2.0  # a completion that takes longer is worse than none
@@ -43,11 +43,9 @@ def completion(shell: str, as_json: bool) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from phases.cli.main import cli
-
     kind = get_completion_class(shell)
     assert kind is not None, "click knows the shells offered here"
-    script = _source(kind(cli, {}, "phase", "_PHASE_COMPLETE"))
+    script = _source(kind(click.get_current_context().find_root().command, {}, "phase", "_PHASE_COMPLETE"))
     if as_json:
         print_json({"shell": shell, "script": script, "file": _HOW[shell]})
     else:
@@ -62,8 +60,6 @@ def _source(made: Any) -> str:
 def complete_phase(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the playbook's phases, read as plain YAML: a playbook with a mistake completes too."""
     import yaml
-
-    from phases.cli.common import find_playbook
 
     with contextlib.suppress(Exception):  # nothing to offer; the command itself says what is wrong
         path = ctx.params.get("playbook_path") or find_playbook()

@@ -244,3 +244,13 @@ def sums_of(files: dict[str, bytes]) -> bytes:
     return "".join(f"{sha256(data)}  {path}\n" for path, data in sorted(files.items()) if path != SUMS).encode(
         "utf-8", "surrogateescape"
     )
+
+
+@dataclass(frozen=True)
+class Written:
+    """Objects written for one ledger entry, before any reference points at them."""
+
+    commit: str
+    checkpoint: Checkpoint
+    tags: dict[str, str]
+    is_new: bool = True

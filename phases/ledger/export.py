@@ -12,6 +12,7 @@ from typing import Any
 from phases.base.errors import LedgerError
 from phases.ledger.checkpoint import MANIFEST, Checkpoint
 from phases.ledger.ledger import Ledger
+from phases.ledger.verify import verify_directory
 
 
 def export(ledger: Ledger, checkpoint: Checkpoint, target: Path) -> Path:
@@ -59,8 +60,6 @@ def read_directory(directory: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     Raises:
         LedgerError: it is none, or was altered.
     """
-    from phases.ledger.verify import verify_directory
-
     problems = verify_directory(directory)
     if problems:
         raise LedgerError(

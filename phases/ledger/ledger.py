@@ -13,7 +13,8 @@ from pathlib import Path
 
 from phases.base.errors import LedgerError
 from phases.ledger import checkpoint as cp
-from phases.ledger.checkpoint import Approval, Checkpoint, Damaged, Draft
+from phases.ledger.checkpoint import Approval, Checkpoint, Damaged, Draft, Written
+from phases.ledger.decisions import build_approval, read_approvals
 from phases.ledger.git import Git, GitFailed
 from phases.ledger.lost import require_whole
 from phases.ledger.objects import list_tree, read_objects, write_tree
@@ -106,8 +107,6 @@ class Ledger:
 
     def approvals(self, checkpoint: Checkpoint) -> list[Approval]:
         """Decisions on this checkpoint's digest, oldest first."""
-        from phases.ledger.approvals import read_approvals
-
         tip = self.tip()
         return read_approvals(self.git, tip, checkpoint) if tip else []
 
@@ -141,8 +140,6 @@ class Ledger:
 
     def decide(self, checkpoint: Checkpoint, decision: str, reason: str, at: float) -> Approval:
         """Record an approval (`approve`) or rejection (`reject`) of exactly this digest by git's identity."""
-        from phases.ledger.approvals import build_approval
-
         self.preflight()
         approval = Approval(checkpoint.number, checkpoint.digest, decision, self.git.identity(), reason, cp.iso(at))
         self._append(lambda tip: build_approval(self, approval, checkpoint, tip, at))
@@ -387,13 +384,3 @@ class Ledger:
 
     def _is_ancestor(self, older: str, newer: str) -> bool:
         return self.git.attempt("merge-base", "--is-ancestor", older, newer) is not None
-
-
-@dataclass(frozen=True)
-class Written:
-    """Objects written for one ledger entry, before any reference points at them."""
-
-    commit: str
-    checkpoint: Checkpoint
-    tags: dict[str, str]
-    is_new: bool = True

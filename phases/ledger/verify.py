@@ -19,7 +19,7 @@ from phases.base.errors import LedgerError, PhaseError
 from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger import lost
-from phases.ledger.approvals import UNTAGGED, decision_files
+from phases.ledger.decisions import UNTAGGED, decision_files
 from phases.ledger.objects import Entry, list_tree, object_id, read_objects
 
 if TYPE_CHECKING:

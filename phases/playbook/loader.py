@@ -11,7 +11,7 @@ from typing import Any
 from phases.playbook.known import check_architectures
 from phases.playbook.located import Mistakes, Node, load_text, nearest, read_text
 from phases.playbook.located import load as load_file
-from phases.playbook.phase_kinds import PHASES, SHARED_SECTIONS, PhaseKind, load_object
+from phases.playbook.phase_kinds import PHASES, RULE_READER, RULE_SCHEMA, SHARED_SECTIONS, PhaseKind, load_object
 from phases.playbook.schema import SCHEMA, LedgerSettings, PhaseSection, Playbook, Review
 from phases.playbook.typed import json_schema, read, setting
 
@@ -218,9 +218,8 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:
-    from phases.gate import rules as gate_rules
-
-    parsed = [gate_rules.parse(rule, mistakes) for rule in (gate.rules if gate and gate.rules else ())]
+    parse: Any = load_object(RULE_READER)
+    parsed = [parse(rule, mistakes) for rule in (gate.rules if gate and gate.rules else ())]
     return tuple(rule for rule in parsed if rule is not None)
 
 
@@ -240,8 +239,7 @@ def _by_reader(reference: str, node: Node | None, what: str, mistakes: Mistakes,
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a playbook, for editors: completion and checks while typing."""
-    from phases.gate.rules import rule_schema
-
+    rule_schema: Any = load_object(RULE_SCHEMA)
     top = json_schema(_Top)
     phases: dict[str, Any] = {}
     for kind in PHASES.values():

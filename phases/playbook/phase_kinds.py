@@ -81,6 +81,10 @@ SHARED_SECTIONS: dict[str, str] = {
     "metrics": "phases.status.textfile:MetricsSettings",
 }
 
+# What reads a rule of a gate, and what describes rules to editors.
+RULE_READER = "phases.gate.rules:parse"
+RULE_SCHEMA = "phases.gate.rules:rule_schema"
+
 
 def load_object(reference: str) -> Any | None:
     """The object `module:name` names; None when this installation has no such module."""

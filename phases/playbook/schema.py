@@ -7,7 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.playbook.located import Mistakes, Node
+from phases.base.errors import UsageError
+from phases.playbook.located import Mistakes, Node, nearest
 from phases.playbook.phase_kinds import PHASES, PhaseKind
 from phases.playbook.typed import setting
 
@@ -139,9 +140,6 @@ class Playbook:
 
     def phase(self, name: str) -> PhaseSection:
         """Raises UsageError with the nearest name when the playbook has no such phase."""
-        from phases.base.errors import UsageError
-        from phases.playbook.located import nearest
-
         for section in self.phases:
             if section.name == name:
                 return section

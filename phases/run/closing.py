@@ -12,6 +12,7 @@ from phases.gate.outcome import GateOutcome
 from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, sha256
 from phases.ledger.ledger import Ledger
 from phases.ledger.provenance import statement
+from phases.ledger.repository import repository_of
 from phases.playbook.schema import Playbook
 from phases.report import page
 from phases.report.moved import PLAYBOOK
@@ -52,8 +53,6 @@ def closing_steps(run: PhaseRun) -> list[Step]:
 
 def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ignore[no-untyped-def]
     """The ledger a playbook keeps its checkpoints in: of the repository that holds the playbook."""
-    from phases.ledger.repository import repository_of
-
     settings = playbook.ledger
     return Ledger(
         repository_of(playbook.path), settings.branch, settings.remote, settings.sign.value, settings.tag_prefix, warn

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import LedgerError
-from phases.ledger.approvals import UNTAGGED, approve, reject
+from phases.ledger.approvals import approve, reject
+from phases.ledger.decisions import UNTAGGED
 from phases.ledger.export import export
 from phases.ledger.ledger import Ledger
 from phases.ledger.lost import require_whole
@@ -313,7 +314,7 @@ def test_a_decision_from_before_decisions_were_tagged_needs_no_tag(
     ledger: Ledger, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = ledger.record(make_draft(ledger))
-    monkeypatch.setattr("phases.ledger.approvals.SCHEMA", UNTAGGED)
+    monkeypatch.setattr("phases.ledger.decisions.SCHEMA", UNTAGGED)
     approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
     git(repo, "tag", "-d", *git(repo, "tag", "-l", "checkpoint/0001-approve-*").split())
     assert not verify_ledger(ledger)

@@ -6,7 +6,6 @@ same code as on a real fleet. The fleet outlives the run that started it, as pro
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from phases.engines.embedded import taken_down
 from phases.engines.embedded.models import ModelShape
 from phases.engines.embedded.provision import cache_directory, ensure
 from phases.engines.embedded.stand_in import ROUTER, STAND_IN, router_path
+from phases.engines.embedded.taken_down import home_of
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import ServiceError
@@ -78,12 +78,6 @@ def launch_arguments() -> list[str]:
 
 
 LAUNCH_ENVIRONMENT = {"SGLANG_CPU_OMP_THREADS_BIND": "{bind}"}
-
-
-def home_of(repo: Path, name: str) -> Path:
-    """Where the fleet of this repository and playbook keeps its workers."""
-    key = hashlib.sha256(f"{repo.resolve()}\0{name}".encode()).hexdigest()[:12]
-    return cache_directory() / "fleets" / f"{name}-{key}"
 
 
 def was_started(repo: Path, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +10,15 @@ from pathlib import Path
 
 from phases.base.errors import UsageError
 from phases.base.files import write_json
+from phases.engines.embedded.provision import cache_directory
+from phases.ledger.repository import repository_of
 from phases.playbook.schema import Playbook
+
+
+def home_of(repo: Path, name: str) -> Path:
+    """Where the fleet of this repository and playbook keeps its workers."""
+    key = hashlib.sha256(f"{repo.resolve()}\0{name}".encode()).hexdigest()[:12]
+    return cache_directory() / "fleets" / f"{name}-{key}"
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,6 @@ def of_playbook(playbook: Playbook) -> TakenDown | None:
     """As `read`, of the playbook's embedded fleet as this clone knows it; None too where the playbook has none."""
     if playbook.sections.get("embedded_fleet") is None:
         return None
-    from phases.engines.embedded.fleet import home_of
-    from phases.ledger.repository import repository_of
-
     return read(home_of(repository_of(playbook.path), playbook.name))
 
 
