@@ -47,17 +47,30 @@ if TYPE_CHECKING:
     metavar="TEXT",
     help="Why; kept in the ledger for good.",
 )
+@click.option(
+    "--below-floor",
+    is_flag=True,
+    help="Restart workers also where fewer than `production.min_available` then serve: users wait, and go back all the same.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @playbook_option
 @json_option
 def rollback(
-    to: str, hot: bool, restore: bool, undo: bool, reason: str, yes: bool, playbook_path: Path | None, as_json: bool
+    to: str,
+    hot: bool,
+    restore: bool,
+    undo: bool,
+    reason: str,
+    below_floor: bool,
+    yes: bool,
+    playbook_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Take production back to the last release that was verified good.
 
     Works from any machine that reaches the hosts, in any state, also while a run is going on: it takes the hosts over from that
     run. Servers whose kernel can fall back hot do so first, and traffic is safe; then workers are restored by restarts within the
-    capacity floor. With --hot it stops at safe, and `phase rollback` restores later. Exit 0: observed as restored (or safe, with
+    capacity floor, at which it stops when they do not come back (users stay served; exit 8). With --hot it stops at safe, and `phase rollback` restores later. Exit 0: observed as restored (or safe, with
     --hot); 8: something is left, and what is printed.
     """
     from phases.rollback.phase import roll_back_now, undo_hot
@@ -76,7 +89,15 @@ def rollback(
     if undo:
         _print_undone(*undo_hot(playbook, reason=reason, clock=SystemClock(), progress=note), as_json)
         return
-    done = roll_back_now(playbook, to=to, reason=reason, clock=SystemClock(), progress=note, restore=restore or not hot)
+    done = roll_back_now(
+        playbook,
+        to=to,
+        reason=reason,
+        clock=SystemClock(),
+        progress=note,
+        restore=restore or not hot,
+        below_floor=below_floor,
+    )
     with contextlib.suppress(OSError):  # whoever read it may be gone; the exit code still says how production is
         _show(done, option_for(playbook), as_json, to)
     sys.exit(int(done.code))

@@ -9,7 +9,7 @@ from typing import Any
 
 from phases.base.errors import FleetError, PhaseError, ended, joined
 from phases.base.files import write_json
-from phases.base.results import Results
+from phases.base.results import Results, StageEnd
 from phases.engines.ssh.host import Host
 from phases.fleet import traffic
 from phases.fleet.live import Live, fleet_settings
@@ -83,8 +83,12 @@ def report_step(
         facts = {**results.facts, "end": context.facts.get(end, {}), "load": load, **more(results)}
         if "timeline" not in facts and facts["end"].get("rollback"):
             facts["timeline"] = facts["end"]["rollback"]["timeline"]
+        stage = facts["end"].get("stage")
         results = dataclasses.replace(
-            results, facts=facts, measurements=(*results.measurements, *traffic.measured(load))
+            results,
+            facts=facts,
+            measurements=(*results.measurements, *traffic.measured(load)),
+            ends=(*results.ends, *([StageEnd.from_json(stage)] if stage else [])),
         )
         run.checkpoint_files.mkdir(parents=True, exist_ok=True)
         write_json(run.checkpoint_files / RESULTS, results.to_json())

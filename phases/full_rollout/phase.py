@@ -7,6 +7,7 @@ workers stay under leases until the soak has passed; then the candidate becomes 
 from __future__ import annotations
 
 from phases.fleet import shared_steps
+from phases.fleet.last_look import last_look
 from phases.fleet.live import Live
 from phases.full_rollout import steps as waves
 from phases.run.closing import closing_steps
@@ -27,5 +28,5 @@ def full_rollout(run: PhaseRun) -> list[Step]:
         waves.finish(run, live),  # last-good, or back, and which of the two is observed
         waves.write_report(run),
         shared_steps.leave(live),
-        *closing_steps(run),
+        *closing_steps(run, last_look(run, waves.FINISH)),
     ]

@@ -153,7 +153,11 @@ def soak(run: PhaseRun, live: Live) -> Step:
                 context.progress(f"soak: {trial_end.verdict.value}: {trial_end.reason}")
                 known = Results(run.section.name, run.kernel.name, **_soaked(trial_end, context))
             ended = _act_on(production, known, context)
-        return {"facts": {**ended, traffic.during(SOAK): traffic.kept(load)}, "measurements": known.measurements}
+        return {
+            "facts": {**ended, traffic.during(SOAK): traffic.kept(load)},
+            "measurements": known.measurements,
+            "ends": known.ends,
+        }
 
     return run.results_step(
         SOAK,
@@ -179,8 +183,11 @@ def finish(run: PhaseRun, live: Live) -> Step:
         before = {row["last_good"] for row in context.facts[FLEET]["workers"]} - {digest}
         lost = kept.get("lost", {})
         moved = [host for host in production.workers if host.name not in lost]
-        for host in moved:
-            production.keep(host, digest)
+        try:
+            for host in moved:
+                production.keep(host, digest)
+        except FleetError as fault:
+            return _not_kept(production, fault, context)
         left = [
             s.host.name
             for s in production.observe()
@@ -195,6 +202,17 @@ def finish(run: PhaseRun, live: Live) -> Step:
         return {"last_good": digest, "previous": before.pop() if len(before) == 1 else ""}
 
     return Step(FINISH, "the candidate is recorded as last-good on every host", end)
+
+
+def _not_kept(production: Production, fault: FleetError, context: StepContext) -> Facts:
+    """A host refused: a rollback took it over, or its lease ran out while this process slept. Nothing is decided from what this run
+    remembers: production goes where the hosts' last-good says, and what is then observed is the exit code."""
+    context.progress(f"not last-good: {fault}")
+    let_others_finish(production)
+    back = roll_back(production, f"the rollout could not be kept: {fault.message}", detected=context.clock.now())
+    code = Exit.ROLLED_BACK if back.verified else Exit.ROLLBACK_INCOMPLETE
+    end = StageEnd(FINISH, Verdict.FAIL, fault.message)
+    return {"rollback": back.to_json(), "exit_code": int(code), "stage": end.to_json()}
 
 
 def write_report(run: PhaseRun) -> Step:

@@ -17,7 +17,7 @@ from phases.base.clock import Clock
 from phases.base.errors import FleetError, PhaseError, ServingError
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import Ready, Windows, guarded_switch, push, switch_back
-from phases.engines.ssh.errors import HostLockedError, RouterError
+from phases.engines.ssh.errors import HostLockedError, LeaseError, RouterError
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import Lease, LeaseState, read_lease
@@ -98,6 +98,7 @@ class Production:
     purpose: str
     clock: Clock
     progress: Progress
+    below_floor: bool = False  # a rollback by hand may go under min_available: only where a person said so
     preempt: bool = False  # take over hosts another run holds: only a rollback by hand does
     token: str = ""  # of the hosts' locks, for a resumed run to find its own; empty: another for each host
     teller: Teller = field(default_factory=silent)  # tells people of rollbacks; never in the way of one
@@ -243,8 +244,9 @@ class Production:
             )
 
     def put_in(self, host: Host) -> None:
-        """Traffic comes back, after our own completions did."""
+        """Traffic comes back, after our own completions did, if the host is still this run's."""
         self.prove(host)
+        self.take_lock(self.fleet.session(host))
         self.router.add(host.url)
 
     def prove(self, host: Host) -> None:
@@ -294,9 +296,10 @@ class Production:
         self.take_out(host, self.fleet_settings.service.drain)
         self.progress(f"{host.name} is out of traffic; it restarts")
         session = self.fleet.session(host)
-        self.take_lock(session)
+        lock = self.take_lock(session)
         driver, ready = self.driver(host), self.ready(host)
         session.do(
+            lock.taking(),  # in one batch with the restart: who was suspended in between restarts nothing
             driver.restarting(host),
             waiting(driver, ready.port, ready.path, ready.timeout),
             timeout=ready.timeout + driver.drain + 30,
@@ -333,8 +336,15 @@ class Production:
         state = read_lease(session)
         if state and state.active:
             Lease(session, lock.token, lease_id=state.id).keep()
-        else:
-            session.do(op("release.good", digest=digest, token=lock.token))
+            return
+        inventory = read_inventory(session)
+        if not inventory.current == inventory.last_good == digest:  # else an earlier process of this run came so far
+            why = f"{state.state}: {state.reason}" if state else "there is none"
+            raise LeaseError(
+                f"{digest[:12]} is not under a lease of this run any more ({why}), so it does not become last-good.",
+                hint="See `phase status` for what runs, and begin anew.",
+                host=host.name,
+            )
 
     def warm_up(self, host: Host) -> None:
         """Sweeps of requests until two in a row agree; ServingError for a worker that keeps warming."""

@@ -35,12 +35,20 @@ class RollbackInterrupted(PhaseError):
 
 
 def roll_back_now(
-    playbook: Playbook, *, to: str, reason: str, clock: Clock, progress: Callable[[str], None], restore: bool = True
+    playbook: Playbook,
+    *,
+    to: str,
+    reason: str,
+    clock: Clock,
+    progress: Callable[[str], None],
+    restore: bool = True,
+    below_floor: bool = False,
 ) -> Ended:
     """Roll production back and record it: traffic safe by the hot fallback where that works, then restored by restarts.
 
     Args:
         restore: false: stop at safe.
+        below_floor: restart workers also where fewer than `min_available` then serve.
         to: a checkpoint whose release to go to; empty: what each host records as last-good, or, when all of them run that
             already, the release before the latest full rollout.
     Raises:
@@ -53,7 +61,9 @@ def roll_back_now(
         with hot.hosts_of(playbook, clock, ROLLBACK_PHASE) as hosts:
             target = _release_of(playbook, to) if to else ""
             first = _make_safe(hosts, target, restore, progress)
-            return _finish(playbook, hosts, first, target, reason, detected, progress, restore=restore)
+            return _finish(
+                playbook, hosts, first, target, reason, detected, progress, restore=restore, below_floor=below_floor
+            )
     except KeyboardInterrupt:
         raise RollbackInterrupted(
             "it was stopped before its end: workers may run either release.",
@@ -87,6 +97,7 @@ def _finish(
     progress: Callable[[str], None],
     *,
     restore: bool,
+    below_floor: bool,
 ) -> Ended:
     """All that users do not wait for: restarts if wanted, the record, who is told."""
     from phases.fleet.live import open_production
@@ -99,7 +110,7 @@ def _finish(
     clock = hosts.clock
     run = adhoc_run(playbook, ROLLBACK_PHASE, clock)
     with open_production(run, f"{ROLLBACK} {reason}", clock, progress, reached=hosts.fleet) as production:
-        production.preempt = True
+        production.preempt, production.below_floor = True, below_floor
         if restore:
             waited = claim(
                 production

@@ -19,7 +19,6 @@ from phases.engines.ssh.session import HostSession, op
 from phases.production import hot
 from phases.production.hot import HotSwitch
 from phases.production.production import Production, WorkerState
-from phases.trial.arms import batches
 
 SAFE_SECONDS = 60.0
 RECORD_SECONDS = 60.0
@@ -221,7 +220,7 @@ def _make_traffic_safe(
 ) -> None:
     """Take strayed workers out of the router while enough others stay; with too few others they keep serving until restored."""
     floor = production.settings.min_available.of(len(states))
-    in_service = [s for s in states if s.in_service]
+    in_service = [s for s in states if s.in_service and s.serving]
     room = len(in_service) - floor
     out = [s for s in moved if s.in_service][: max(room, 0)]
     for state in out:
@@ -261,10 +260,16 @@ def _restore(
     serving_moved = [s.host for s in moved if s.host.url in still_in]
     floor = production.settings.min_available.of(len(states))
     failed |= _restore_together(production, out_now, target, timeline)
-    if serving_moved:
-        in_service = len(_with_users(production, states))
-        for batch in batches(serving_moved, max(in_service, floor + 1), floor):
-            failed |= _restore_together(production, batch, target, timeline)
+    while serving_moved:  # asked anew before each batch: what was to come back may not have
+        room = len(_serving(production)) - floor
+        if room < 1 and not production.below_floor:
+            production.progress(f"stopped at the floor: {floor} workers must serve, so the others are not restarted")
+            why = f"still serves: restarting it would leave fewer than {floor} workers (`phase rollback --below-floor` does it)"
+            failed |= {host.name: why for host in serving_moved}
+            timeline.note("stopped at the floor", text=f"{len(serving_moved)} workers left in service")
+            break
+        batch, serving_moved = serving_moved[: max(room, 1)], serving_moved[max(room, 1) :]
+        failed |= _restore_together(production, batch, target, timeline)
     if moved and timeline.at("traffic safe") is None and not failed:
         timeline.note("traffic safe", text="the last worker left the candidate")
     if moved and not failed:
@@ -291,6 +296,13 @@ def _with_users(production: Production, states: list[WorkerState]) -> set[str]:
         return {state.host.url for state in states if state.serving}
 
 
+def _serving(production: Production) -> set[str]:
+    """URLs of the workers that answer and that users are sent to, seen now; where the router does not say, those that answer."""
+    states = production.observe(router_needed=False)
+    routed = _with_users(production, states)
+    return {state.host.url for state in states if state.serving and state.host.url in routed}
+
+
 def _restore_together(production: Production, hosts: Sequence[Host], target: str, timeline: Timeline) -> dict[str, str]:
     """Workers that are out of service anyway, or may be: side by side, since a restart is what takes long."""
     if not hosts:
@@ -303,9 +315,10 @@ def _restore_together(production: Production, hosts: Sequence[Host], target: str
 def _restore_one(production: Production, host: Host, target: str, timeline: Timeline) -> dict[str, str]:
     try:
         digest = production.go_back(host, target)
-    except PhaseError as fault:
-        production.progress(f"{host.name}: {fault.told}")
-        return {host.name: fault.told}
+    except Exception as fault:  # noqa: BLE001 - whatever it is, it is this worker's failure, and the others go on
+        told = fault.told if isinstance(fault, PhaseError) else f"going back: {type(fault).__name__}: {fault}"
+        production.progress(f"{host.name}: {told}")
+        return {host.name: told}
     timeline.note("worker restored", host.name, digest[:12])
     production.progress(f"{host.name} is back on {digest[:12]}")
     return {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 
-from phases.base.errors import JournalError
+from phases.base.errors import Exit, JournalError
 from phases.base.files import is_leftover, write_json
+from phases.base.results import Results, StageEnd
 from phases.base.verdict import Verdict, severity
 from phases.gate.gate import judge
 from phases.gate.outcome import GateOutcome
@@ -25,8 +28,16 @@ JUDGE = "judge the gate"
 RECORD = "record the checkpoint"
 
 
-def closing_steps(run: PhaseRun) -> list[Step]:
-    """The last two steps of a phase. What the checkpoint holds lies in `run.checkpoint_files` by then, results.json included."""
+# Observes production once more: how that ended, and the exit code if it is not as the run left it; None where there is nothing to look at.
+LastLook = Callable[[StepContext, Results], "tuple[StageEnd, Exit | None] | None"]
+
+
+def closing_steps(run: PhaseRun, last_look: LastLook | None = None) -> list[Step]:
+    """The last two steps of a phase. What the checkpoint holds lies in `run.checkpoint_files` by then, results.json included.
+
+    Args:
+        last_look: asked before the gate is judged, and again right before the checkpoint is recorded.
+    """
     rules = tuple(
         f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})"
         for rule in run.section.rules
@@ -38,14 +49,14 @@ def closing_steps(run: PhaseRun) -> list[Step]:
         Step(
             JUDGE,
             f"judge {len(rules)} rules; the worst verdict decides",
-            lambda context: judge_gate(run, context),
+            lambda context: judge_gate(run, context, last_look),
             holds=lambda context, facts: all((run.checkpoint_files / name).is_file() for name in (GATE, PAGE)),
             detail=rules,
         ),
         Step(
             RECORD,
             f"commit results, tables and verdict to the ledger ({where})",
-            lambda context: record_checkpoint(run, context),
+            lambda context: record_checkpoint(run, context, last_look),
             holds=lambda context, facts: _is_recorded(run, facts),
         ),
     ]
@@ -59,9 +70,14 @@ def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ig
     )
 
 
-def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
+def judge_gate(run: PhaseRun, context: StepContext, last_look: LastLook | None = None) -> Facts:
     """Judge results.json; write gate.json and the page for the reviewer beside it."""
-    outcome = judge(run.section.name, run.section.rules, load_results(run.checkpoint_files / RESULTS))
+    results = load_results(run.checkpoint_files / RESULTS)
+    seen = last_look(context, results) if last_look else None
+    if seen:
+        results = dataclasses.replace(results, ends=(*results.ends, seen[0]))
+        write_json(run.checkpoint_files / RESULTS, results.to_json())
+    outcome = judge(run.section.name, run.section.rules, results)
     write_json(run.checkpoint_files / GATE, outcome.to_json())
     passed = [rule for rule in outcome.rules if rule.verdict.advances]
     others = [rule for rule in outcome.rules if not rule.verdict.advances]
@@ -75,7 +91,10 @@ def judge_gate(run: PhaseRun, context: StepContext) -> Facts:
     draft = _draft(run, outcome.verdict, now, _manifest_facts(run, context))
     run.add_file(PAGE, page.render(view_of_draft(ledger_of(run.playbook), draft, run.record.author)).encode())
     failed = [f"{rule.label}: {rule.reason}" for rule in outcome.rules if not rule.verdict.advances]
-    return {"verdict": outcome.verdict.value, "judged_at": now, "failed": failed}
+    facts: Facts = {"verdict": outcome.verdict.value, "judged_at": now, "failed": failed}
+    if seen and seen[1] is not None:
+        facts["exit_code"] = int(seen[1])
+    return facts
 
 
 def _keep_playbook(run: PhaseRun) -> None:
@@ -85,9 +104,12 @@ def _keep_playbook(run: PhaseRun) -> None:
         run.add_file(PLAYBOOK, text)
 
 
-def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:
+def record_checkpoint(run: PhaseRun, context: StepContext, last_look: LastLook | None = None) -> Facts:
     """Record everything below `run.checkpoint_files`. Safe to repeat: the same run gives the same checkpoint."""
     judged = context.facts[JUDGE]
+    again = last_look(context, load_results(run.checkpoint_files / RESULTS)) if last_look else None
+    if again and not again[0].verdict.advances:  # what the gate was judged on does not hold any more
+        judged = judge_gate(run, context, lambda _context, _results: again)
     draft = _draft(run, Verdict(judged["verdict"]), judged["judged_at"], _manifest_facts(run, context))
     draft.files[PROVENANCE] = statement(draft, run.record.started)
     checkpoint = ledger_of(run.playbook, context.progress).record(draft)
@@ -97,6 +119,8 @@ def record_checkpoint(run: PhaseRun, context: StepContext) -> Facts:
         "name": checkpoint.name,
         "digest": checkpoint.digest,
         "commit": checkpoint.commit,
+        "verdict": judged["verdict"],
+        **({"exit_code": judged["exit_code"]} if "exit_code" in judged else {}),
     }
 
 

@@ -132,7 +132,7 @@ def _execute(
     journal = opener(directory.journal, run_id, clock, on_record)
     steps = _steps(_phase_run(playbook, section, repo, directory.work, directory.record))
     facts = execute(steps, journal, directory.work, clock, watcher)
-    verdict = Verdict(facts[JUDGE]["verdict"])
+    verdict = Verdict(facts[RECORD].get("verdict", facts[JUDGE]["verdict"]))
     code = _code_of(facts, verdict, section)
     journal.append("run-finished", exit=int(code), verdict=verdict.value)
     watcher.run_finished(run_id, code)

@@ -7,6 +7,7 @@ goes back too and waits for review. While it bakes, its hosts hold a lease: if t
 from __future__ import annotations
 
 from phases.fleet import shared_steps
+from phases.fleet.last_look import last_look
 from phases.fleet.live import Live
 from phases.run.closing import closing_steps
 from phases.run.phase_run import PhaseRun
@@ -28,5 +29,5 @@ def tp8_canary(run: PhaseRun) -> list[Step]:
         canary.put_back(run, live),  # observed, not assumed; its exit code says how production ended
         canary.write_report(run),
         shared_steps.leave(live),
-        *closing_steps(run),
+        *closing_steps(run, last_look(run, canary.END)),
     ]

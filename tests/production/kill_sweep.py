@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,14 @@ class Driven:
                 raise
         return subprocess.CompletedProcess(arguments, process.returncode, out, "")
 
-    def start(self, *arguments: str, kill: Boundary = NEVER) -> subprocess.Popen[str]:
-        """As `phase`, without waiting."""
+    def start(self, *arguments: str, kill: Boundary = NEVER, how: str = "SIGKILL") -> subprocess.Popen[str]:
+        """As `phase`, without waiting. `how`: the signal at the boundary."""
         argv = [sys.executable, str(HERE / "killed_phase.py"), *kill, *arguments]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (TOP, TOP / "kernels" / "verify_attn"))),
             "PHASE_PLAYBOOK": str(self.repo / "playbook.yaml"),
+            "AT_BOUNDARY": how,
         }
         return subprocess.Popen(
             argv,
@@ -87,6 +89,25 @@ class Driven:
             stdin=subprocess.DEVNULL,
             text=True,
         )
+
+    @contextlib.contextmanager
+    def suspended(self, *arguments: str, at: Boundary, timeout: float = 300.0) -> Iterator[subprocess.Popen[str]]:
+        """`phase ARGUMENT...`, suspended at a boundary while the block runs; afterwards it goes on to its end."""
+        process = self.start(*arguments, kill=at, how="SIGSTOP")
+        try:
+            until = time.monotonic() + timeout
+            while (state := Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
+                assert process.poll() is None and state != "Z", process.communicate()[0]
+                assert time.monotonic() < until, f"it never came to {at}"
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            try:
+                process.said = process.communicate(timeout=timeout)[0]  # type: ignore[attr-defined]
+            except BaseException:
+                process.kill()
+                raise
 
     @contextlib.contextmanager
     def production(self) -> Iterator[Production]:

@@ -2,6 +2,7 @@
 
 EVENT and STEP name a record (`step-finished` `bake`), MOMENT is before or after it is on disk; EVENT `decided` is the moment a verdict
 is on disk and not acted on yet (STEP: `judged`, `going-back`). With `-` for EVENT nothing is killed.
+AT_BOUNDARY=SIGSTOP suspends it there instead: a laptop that is closed, a machine that is paused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from phases.tp8_canary import steps as canary
 def run(event: str, step: str, moment: str, arguments: list[str]) -> None:
     def on_record(when: str, record: object) -> None:
         if (when, record.event, record.step) == (moment, event, step):  # type: ignore[attr-defined]
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, os.environ.get("AT_BOUNDARY", "SIGKILL")))
 
     if event == "decided":
         for module in (canary, waves):

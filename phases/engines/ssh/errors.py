@@ -53,6 +53,10 @@ class HostLockedError(LockedError, FleetError):
     """Another run holds the host's lock; `facts` has owner, purpose and age."""
 
 
+class TakenOverError(FleetError):
+    """Somebody took the host over after this run, which may change nothing there any more; `facts` has owner, purpose and since."""
+
+
 _BY_CODE: dict[str, type[FleetError]] = {
     "disk_full": DiskFullError,
     "corrupt": ReleaseError,
@@ -64,6 +68,7 @@ _BY_CODE: dict[str, type[FleetError]] = {
     "nothing_current": ReleaseError,
     "not_current": ReleaseError,
     "locked": HostLockedError,
+    "taken_over": TakenOverError,
     "lock_lost": HostLockedError,
     "lock_changed": HostLockedError,
     "guard_failed": LeaseError,

@@ -111,9 +111,15 @@ def show_lock(session: HostSession) -> LockInfo | None:
     return LockInfo(shown["owner"], shown["purpose"], shown["age"], shown["orphan"], shown["token"]) if shown else None
 
 
+def superseded_by(session: HostSession, token: str) -> str:
+    """Who took the host over from the holder of this token; empty when nobody did, or it never held the lock."""
+    shown = session.do(op("epoch.show", token=token))[0]
+    return f"{shown['owner']} ({shown['purpose'] or 'an unnamed purpose'})" if shown and shown["superseded"] else ""
+
+
 def break_lock(session: HostSession, seen: LockInfo) -> bool:
     """Remove exactly the lock that was shown; HostLockedError when it has changed hands since."""
     return bool(session.do(op("lock.break", token=seen.token, by=owner_name()))[0]["broken"])
 
 
-__all__ = ["HostLock", "HostLockedError", "LockInfo", "break_lock", "owner_name", "show_lock"]
+__all__ = ["HostLock", "HostLockedError", "LockInfo", "break_lock", "owner_name", "show_lock", "superseded_by"]

@@ -17,7 +17,7 @@ from phases.engines.ssh.releases import ReleaseStore, read_audit
 from phases.engines.ssh.session import HostSession
 from tests.engines.ssh.conftest import service_bundle
 
-ONHOST = Path(__file__).parents[2] / "phases/engines/ssh/onhost"
+ONHOST = Path(__file__).parents[3] / "phases/engines/ssh/onhost"
 WHEN = {"time": 1.0, "uptime": 2.0, "boot": "b"}
 
 

@@ -33,7 +33,7 @@ from tests.engines.ssh.sshfleet import SshdHost, SshFleet, end_processes_of, fre
 from tests.engines.ssh.worker import eventually
 
 SHORT = Timeouts(connect=8, channel=8, command=8, keepalive=1)  # for what meets the fault; the rest may take its time
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 
 
 class Interrupted(Bundle):
@@ -110,11 +110,11 @@ def _fault(fleet: SshFleet, machine: SshdHost, fault: str) -> tuple[object, obje
 
 TOOLKIT = """
 import pickle, sys
-from phases.fleet.deploy import *
-from phases.fleet.locks import HostLock
-from phases.fleet.services import ProcessDriver
-from phases.fleet.session import HostSession
-from phases.fleet.transport import connect
+from phases.engines.ssh.deploy import *
+from phases.engines.ssh.locks import HostLock
+from phases.engines.ssh.services import ProcessDriver
+from phases.engines.ssh.session import HostSession
+from phases.engines.ssh.transport import connect
 host, bundle, window = pickle.load(open(sys.argv[1], "rb"))
 session = HostSession(connect(host))
 lock = HostLock(session, "rollout")

@@ -20,10 +20,10 @@ import pytest
 
 from phases.base.clock import SystemClock
 from phases.engines.ssh.deploy import end_service, push
-from phases.engines.ssh.errors import LeaseError, ReleaseError, ServiceError, code_of
+from phases.engines.ssh.errors import LeaseError, ReleaseError, ServiceError, TakenOverError, code_of
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import Lease, read_lease
-from phases.engines.ssh.locks import HostLock, show_lock
+from phases.engines.ssh.locks import HostLock, break_lock, show_lock
 from phases.engines.ssh.releases import NEVER, ReleaseStore, read_audit, read_inventory
 from phases.engines.ssh.services import ProcessDriver, stop
 from phases.engines.ssh.session import HostSession, op
@@ -50,7 +50,7 @@ int clock_gettime(clockid_t id, struct timespec *now) {
   return code;
 }
 """
-ONHOST = Path(__file__).parents[2] / "phases/engines/ssh/onhost"
+ONHOST = Path(__file__).parents[3] / "phases/engines/ssh/onhost"
 
 
 @pytest.fixture
@@ -586,3 +586,30 @@ def test_the_host_scripts_run_on_old_and_new_pythons(version: str, local: Host, 
     eventually(lambda: worker.served() == worker.old.digest)
     worker.session.close()
     assert sys.version_info >= (3, 11)
+
+
+def test_a_lease_is_neither_renewed_nor_kept_by_who_was_taken_over(worker: Worker) -> None:
+    """Field failure: a suspended run woke up after a rollback and made the candidate last-good."""
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    with HostSession(connect(worker.host)) as other:
+        break_lock(other, show_lock(other))
+        HostLock(other, "rollback: p99").acquire()
+        for late in (worker.lease.keep, lambda: worker.lease.renew(LONG)):
+            with pytest.raises(TakenOverError, match="rollback: p99"):
+                late()
+        assert read_inventory(other).last_good == worker.old.digest
+
+
+def test_what_is_under_a_lease_becomes_last_good_by_keeping_it_and_not_otherwise(worker: Worker) -> None:
+    worker.arm()
+    worker.switch()
+    worker.lease.confirm(LONG)
+    good = op("release.good", digest=worker.new.digest, token=worker.lock.token)
+    with pytest.raises(LeaseError, match="a lease guards this host"):
+        worker.lease.session.do(good)
+    worker.lease.cancel("no")
+    with pytest.raises(ReleaseError, match="was never good here"):
+        worker.lease.session.do(good)
+    assert read_inventory(worker.lease.session).last_good == worker.old.digest

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import Exit
-from phases.engines.ssh.errors import HostLockedError
+from phases.engines.ssh.errors import HostLockedError, ReleaseError, TakenOverError
 from phases.engines.ssh.host import Host
-from phases.engines.ssh.locks import HostLock, break_lock, owner_name, show_lock
+from phases.engines.ssh.locks import HostLock, break_lock, owner_name, show_lock, superseded_by
 from phases.engines.ssh.releases import read_audit
-from phases.engines.ssh.session import HostSession
+from phases.engines.ssh.session import HostSession, op
 from phases.engines.ssh.transport import connect
+from tests.engines.ssh.worker import eventually
 
 
 def another(host: Host) -> HostSession:
@@ -149,11 +150,11 @@ def test_threads_racing_for_it_have_one_winner(local: Host) -> None:
 
 TOOLKIT = """
 import pickle, sys, time
-from phases.fleet.errors import HostLockedError
-from phases.fleet.locks import HostLock
-from phases.fleet.releases import ReleaseStore
-from phases.fleet.session import HostSession
-from phases.fleet.transport import connect
+from phases.engines.ssh.errors import HostLockedError
+from phases.engines.ssh.locks import HostLock
+from phases.engines.ssh.releases import ReleaseStore
+from phases.engines.ssh.session import HostSession
+from phases.engines.ssh.transport import connect
 host, bundle = pickle.load(open(sys.argv[1], "rb"))
 session = HostSession(connect(host))
 lock = HostLock(session, "run " + sys.argv[2])
@@ -182,7 +183,7 @@ def test_twenty_toolkits_at_once_against_one_host(remote: Host, tmp_path: Path) 
     argv = [sys.executable, "-c", TOOLKIT, str(tmp_path / "args")]
     running = [
         subprocess.Popen(
-            [*argv, str(n)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+            [*argv, str(n)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
         )
         for n in range(20)
     ]
@@ -196,3 +197,43 @@ def test_twenty_toolkits_at_once_against_one_host(remote: Host, tmp_path: Path) 
         entries = [entry["event"] for entry in read_audit(session)[0]]
         assert entries.count("release_received") == 1, "pushed once, whoever came first"
         assert entries.count("switched") == len(winners)
+
+
+def test_who_comes_back_after_somebody_else_had_it_is_refused_though_it_is_free(
+    local: Host, session: HostSession
+) -> None:
+    first, second = HostLock(session, "rollout"), None
+    first.acquire()
+    first.acquire()  # a broken session takes it again: the same holder, the same epoch
+    assert session.do(op("epoch.show", token=first.token))[0]["epoch"] == 1
+    first.release()
+    first.acquire()  # nobody came in between
+    first.release()
+    with another(local) as other:
+        second = HostLock(other, "rollback: p99")
+        second.acquire()
+        second.release()
+    assert show_lock(session) is None
+    with pytest.raises(TakenOverError, match=r"on here: taken over by .* for rollback: p99, \d+ s ago"):
+        first.acquire()
+    for late in (
+        op("release.begin", digest="0" * 64, manifest="", token=first.token),
+        op("release.good", digest="0" * 64, token=first.token),
+        op("release.collect", token=first.token),
+    ):
+        with pytest.raises((TakenOverError, ReleaseError)):
+            session.do(late)
+    assert superseded_by(session, first.token) and not superseded_by(session, second.token)
+    assert not superseded_by(session, "never seen")
+
+
+def test_an_epoch_outlives_the_lock_whoever_removes_that(local: Host, session: HostSession) -> None:
+    first = HostLock(session, "rollout")
+    first.acquire()
+    break_lock(session, show_lock(session))
+    with another(local) as other:
+        HostLock(other, "next").acquire()
+    eventually(lambda: show_lock(session) is None)  # its session has ended
+    with pytest.raises(TakenOverError):
+        first.acquire()
+    assert json.loads(Path(local.root, "epoch.json").read_text())["epoch"] == 2

@@ -185,8 +185,9 @@ def test_collection_spares_what_is_needed(local: Host, store: ReleaseStore, sess
         store.push(bundle)
         os.utime(Path(local.root, "releases", bundle.digest), (number + 1, number + 1))
     current, good, wanted = bundles[0], bundles[1], bundles[2]
-    store.switch(current.digest)
+    store.switch(good.digest)
     store.mark_good(good.digest)
+    store.switch(current.digest)
     os.utime(Path(local.root, "releases", bundles[0].digest), (1, 1))
     removed = store.collect(keep=[wanted.digest], newest=1)
     assert set(removed) == {bundle.digest for bundle in bundles[3:6]}

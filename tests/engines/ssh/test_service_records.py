@@ -21,7 +21,7 @@ from phases.engines.ssh.transport import connect
 from tests.engines.ssh.conftest import ready_of, service_bundle
 from tests.engines.ssh.worker import eventually
 
-ONHOST = Path(__file__).parents[2] / "phases/engines/ssh/onhost"
+ONHOST = Path(__file__).parents[3] / "phases/engines/ssh/onhost"
 LEADERLESS = "import ctypes, sys, threading; threading.Thread(target=sys.stdin.read).start(); ctypes.CDLL(None).pthread_exit(None)"
 
 

@@ -124,6 +124,9 @@ class Agent:
     def lock_show(self):
         return locks.show(self.place)
 
+    def epoch_show(self, token=""):
+        return locks.show_epoch(self.place, token)
+
     def release_begin(self, digest, manifest, token):
         return store.begin(self.place, digest, manifest, token)
 

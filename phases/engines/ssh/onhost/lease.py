@@ -62,6 +62,7 @@ def confirm(place, lease_id, window, via, turn=0.0):
     with place.mutex():
         lease = record.read(place)
         record.require_active(lease, lease_id)
+        locks.require_newest(place, lease["token"])
         if place.link_target(place.current) != lease["release"]:
             raise HostFault("lease_early", "current is not the leased release yet", "Switch first; the lease is still armed.")
         if via == lease["armed_via"]:
@@ -79,6 +80,7 @@ def renew(place, lease_id, window, turn=0.0):
     with place.mutex():
         lease = record.read(place)
         record.require_active(lease, lease_id)
+        locks.require_newest(place, lease["token"])
         if lease["state"] != "confirmed":
             raise HostFault("lease_unconfirmed", "an unconfirmed lease cannot be renewed", "Confirm it over a new connection first.")
         lease.update(deadline=uptime() + window, window=window, turn=turn)
@@ -88,15 +90,20 @@ def renew(place, lease_id, window, turn=0.0):
 
 
 def keep(place, lease_id):
-    """The release stays: the lease ends, and the release is the new last-good."""
+    """The release stays: the lease ends, and the release is the new last-good, if it still is `current`, the lease confirmed and unexpired,
+    and nobody has taken over since."""
     with place.mutex():
         lease = record.read(place)
+        if lease and lease["id"] == lease_id:
+            locks.require_newest(place, lease["token"])
         if lease and lease["id"] == lease_id and lease["state"] == "kept":
             return record.facts(place, lease)
         record.require_active(lease, lease_id)
+        if place.link_target(place.current) != lease["release"]:
+            raise HostFault("not_current", "current is not the leased release any more", "Somebody else changed this host; look at it again.")
         if lease["state"] != "confirmed":
             raise HostFault("lease_unconfirmed", "an unconfirmed lease cannot be kept", "Confirm it over a new connection first.")
-        place.set_link(place.last_good, lease["release"])
+        store.set_good(place, lease["release"])
         lease.update(state="kept", reason="kept by the toolkit")
         write_json(place.lease, lease)
         record.drop_reserve(place)

@@ -3,15 +3,20 @@
 A lock has an owner as long as something stands behind it: the session that took it (a process on this host that ends
 with its connection), or an active lease, whose guard removes it when it is done. A lock with neither is an orphan: the
 next to ask takes it over, and the audit log says so. A lock is only ever released with its own token.
+
+Beside the lock lies the epoch, which nothing removes: a number that every new holder raises. Who held the lock before and comes back late
+(suspended, cut off, slow) finds a higher one and is refused, whether or not the lock is free by then.
 """
 
 from __future__ import annotations
 
 import os
 import time
-
 import record
 from place import HostFault, alive, boot_id, process_identity, read_json, remove, uptime, write_json
+
+
+PAST = 200  # tokens remembered: more than there are runs that could still wake up
 
 
 def acquire(place, token, owner, purpose=""):
@@ -24,17 +29,59 @@ def acquire(place, token, owner, purpose=""):
             place.audit("lock_orphan_taken", owner=lock["owner"], purpose=lock["purpose"], age=age(lock), by=owner)
             lock = None
         since = {"since": time.time(), "since_uptime": uptime(), "boot": boot_id()}
+        epoch = raise_epoch(place, token, owner, purpose)
         session = process_identity(os.getpid())
         fresh = dict(lock or since, token=token, owner=owner, purpose=purpose, session=session)
         if fresh != lock:
             write_json(place.lock, fresh)
-    return describe(fresh)
+    return dict(describe(fresh), epoch=epoch)
+
+
+def raise_epoch(place, token, owner, purpose):
+    """The epoch of this token, a new one where it is new here. HostFault `taken_over` where another has come after it. Mutex held."""
+    held = read_json(place.epoch) or {"epoch": 0, "token": "", "past": []}
+    if held["token"] == token:
+        return held["epoch"]
+    if token in held["past"]:
+        raise taken_over(held)
+    past = [*held["past"], held["token"]][-PAST:] if held["token"] else []
+    now = {"epoch": held["epoch"] + 1, "token": token, "owner": owner, "purpose": purpose, "since": time.time(), "past": past}
+    write_json(place.epoch, now)
+    return now["epoch"]
+
+
+def require_newest(place, token):
+    """HostFault `taken_over` unless this token was the last to take the lock. Mutex held."""
+    held = read_json(place.epoch)
+    if held and held["token"] != token:
+        raise taken_over(held)
+
+
+def taken_over(held):
+    facts = {name: held[name] for name in ("epoch", "owner", "purpose", "since")}
+    ago = max(0, int(time.time() - held["since"]))
+    return HostFault(
+        "taken_over",
+        "taken over by %s for %s, %d s ago: what came before has no say here any more" % (held["owner"], held["purpose"] or "an unnamed purpose", ago),
+        "Nothing was changed. Look at `phase status`, and begin anew.",
+        **facts
+    )
+
+
+def show_epoch(place, token=""):
+    """Who took over last; `superseded`: the token held the lock once and another came after it."""
+    with place.mutex():
+        held = read_json(place.epoch)
+        if not held:
+            return None
+        return dict({name: held[name] for name in ("epoch", "owner", "purpose", "since")}, superseded=token in held["past"])
 
 
 def require(place, token):
     """HostFault unless this token holds the lock. Call with the mutex held, so that nobody takes it in between."""
     lock = read_json(place.lock)
     if not lock:
+        require_newest(place, token)
         raise HostFault("lock_lost", "the lock of %s is not held any more" % place.root, "Take it again and look at what changed.")
     if lock["token"] != token:
         raise blocked(lock)

@@ -6,6 +6,7 @@ Files in this directory run on the fleet's hosts: Python 3.8 or newer, standard 
     <root>/current              symlink to one of them     <root>/audit.log    JSON lines, what happened here (see audit)
     <root>/last-good            symlink, last kept one     <root>/control      hot fallback of the serving process
     <root>/lock.json            who is changing things     <root>/host.json    values for {name} in launch arguments
+    <root>/epoch.json           who took over last         <root>/good.json    every release that was ever last-good here
     <root>/bin/<digest>/        these scripts              <root>/run/         pid files, logs, the mutex
 """
 
@@ -46,6 +47,8 @@ class Place:
         self.last_good = os.path.join(self.root, "last-good")
         self.lease = os.path.join(self.root, "lease.json")
         self.lock = os.path.join(self.root, "lock.json")
+        self.epoch = os.path.join(self.root, "epoch.json")
+        self.good = os.path.join(self.root, "good.json")
         self.control = os.path.join(self.root, "control")
         self.audit_log = os.path.join(self.root, "audit.log")
         self.host_file = os.path.join(self.root, "host.json")

@@ -11,13 +11,14 @@ import os
 import control
 import record
 import locks
-from place import NEVER, HostFault, sync_directory
+from place import NEVER, HostFault, read_json, sync_directory, write_json
 
 MANIFEST = "manifest.json"
 COMPLETE = ".complete"
 INCOMING = ".incoming-"
 TRASH = ".trash-"
 CHUNK = 1 << 20
+GOODS = 50  # remembered digests
 SPARE_BYTES = 1 << 20  # left free on the disk after an upload, for logs and the lease
 
 
@@ -216,13 +217,34 @@ def switch(place, digest, token, lease=""):
 
 
 def mark_good(place, digest, token):
-    """Record the release that is known to be good: where a rollback goes."""
+    """Record the release that a rollback goes to: what runs here now, or what was last-good here before.
+
+    Never what is under a lease: that becomes last-good when its lease is kept, and not otherwise.
+    """
     verify(place, digest)
     with place.mutex():
         locks.require(place, token)
-        place.set_link(place.last_good, digest)
+        held = record.read(place)
+        if record.active(held):
+            raise HostFault("lease_active", "a lease guards this host", "Keep or cancel it first.", lease=held["id"])
+        current = place.link_target(place.current)
+        if digest != current and digest not in ever_good(place):
+            raise HostFault("not_current", "current is %s, and %s was never good here" % (current[:12], digest[:12]), "Switch to it first.")
+        set_good(place, digest)
         place.audit("marked_good", release=digest)
     return {"last_good": digest}
+
+
+def ever_good(place):
+    """Digests that were last-good here at some time. Mutex held."""
+    return set(read_json(place.good) or ()) | {place.link_target(place.last_good)}
+
+
+def set_good(place, digest):
+    """Mutex held."""
+    known = [d for d in read_json(place.good) or [] if d != digest]
+    write_json(place.good, [*known, digest][-GOODS:])
+    place.set_link(place.last_good, digest)
 
 
 def collect(place, token, keep=(), newest=2):
