@@ -74,7 +74,11 @@ def test_the_whole_road(phase):
     assert "took over the lock" in done.stderr and "already done" in done.stdout and "Waiting for review" in done.stdout
 
     shown = phase.json("gate", "review", "--html", "review.html")
-    assert {rule["rule"]: rule["verdict"] for rule in shown["gate"]["rules"]} == {"parity": "PASS", "speedup": "PASS"}
+    assert {rule["rule"]: rule["verdict"] for rule in shown["gate"]["rules"]} == {
+        "phase": "PASS",
+        "parity": "PASS",
+        "speedup": "PASS",
+    }
     assert "<!doctype html>" in (phase.directory / "review.html").read_text()
     for file in ("report.html", "fast_norm.txt"):  # other kernels' times that the playbook names stand beside ours
         assert "rival" in phase("checkpoint", "show", "--file", file).stdout
