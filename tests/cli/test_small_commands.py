@@ -26,6 +26,7 @@ def test_playbook_check_and_schema(repository, phase):
         "kernel": "mine",
         "phases": ["build-parity"],
         "mistakes": [],
+        "notes": [],
     }
     schema = phase.json("playbook", "schema")
     jsonschema.validate(load_text((repository.path / "playbook.yaml").read_text(), "p", Mistakes()).plain(), schema)
