@@ -20,6 +20,7 @@ from phases.base.results import Results
 from phases.base.scraping import get_text
 from phases.base.verdict import Verdict
 from phases.cli.rollback import _print, _print_left_alone
+from phases.demo.repository import empty_kernel
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import RouterError, UnreachableError
 from phases.engines.ssh.lease import Lease
@@ -43,7 +44,6 @@ from phases.trial.settings import Design, JudgeSettings, MetricSettings, Switchb
 from phases.trial.soak import Soak
 from tests.engines.ssh.sshfleet import end_processes_of, free_port
 from tests.engines.ssh.worker import LONG, eventually
-from tests.production.light_fleet import KERNEL
 from tests.production.test_hot_host import bundle
 
 TOP = Path(__file__).parents[2]
@@ -82,7 +82,9 @@ class Small:
         )
         self.router = Router([host.url for host in self.fleet.workers()])
         self.old, self.new = bundle("old"), bundle("new")
+        self.token = "whoever holds the lease of w2"
         with self.production() as production:
+            production.token = self.token
             for host in production.workers:
                 session, driver = production.fleet.session(host), production.driver(host)
                 lock = production.take_lock(session)
@@ -191,6 +193,7 @@ def test_hot_alone_restarts_nothing_and_a_later_rollback_restores(small):
 
 def test_a_policy_of_safe_only_still_restores_what_a_lease_would_restart_anyway(small):
     with small.production(restore=False, wait=10) as production:
+        production.token = small.token  # only the lease's own writer keeps it
         production.keep(production.fleet["w2"], small.new.digest)  # no lease is left; w1 is what has strayed
         first = roll_back(production, "watch: slow", detected=production.clock.now(), target=small.old.digest)
         assert (
@@ -382,7 +385,7 @@ def test_the_command_makes_safe_records_it_and_status_tells_it_from_restored(sma
         f"    - {{name: {h.name}, address: local, root: {h.root}, port: {h.port}, python: {sys.executable}, labels: {{tp: '2'}}}}"
         for h in small.fleet.hosts
     ]
-    for name, text in KERNEL.items():
+    for name, text in empty_kernel("light").items():
         (repo / name).write_text(textwrap.dedent(text))
     (repo / "playbook.yaml").write_text(PLAYBOOK.format(hosts="\n".join(hosts)))
     for argv in (
