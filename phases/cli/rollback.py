@@ -70,8 +70,8 @@ def rollback(
 
     Works from any machine that reaches the hosts, in any state, also while a run is going on: it takes the hosts over from that
     run. Servers whose kernel can fall back hot do so first, and traffic is safe; then workers are restored by restarts within the
-    capacity floor, at which it stops when they do not come back (users stay served; exit 8). With --hot it stops at safe, and `phase rollback` restores later. Exit 0: observed as restored (or safe, with
-    --hot); 8: something is left, and what is printed.
+    capacity floor, at which it stops when they do not come back (users stay served; exit 8). With --hot it stops at safe, and
+    `phase rollback` restores later. Exit 0: observed as restored (or safe, with --hot); 8: something is left, and what is printed.
     """
     from phases.rollback.phase import roll_back_now, undo_hot
 

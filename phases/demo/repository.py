@@ -13,57 +13,42 @@ from pathlib import Path
 from phases.base.errors import LedgerError, UsageError
 
 MARK = "demo-README.md"
-KERNEL = {
+_KERNEL = {
     "kernel.yaml": """\
         schema: phasegate/kernel/v1
-        name: demo
-        package: demo
+        name: NAME
+        package: NAME
         path: .
-        entry: demo
+        entry: NAME
         variants:
           plain: {role: baseline, device: any}
         architectures: []
         parity:
           tolerances: {float32: 1.0e-5}
-        sglang: {backend: demo_candidate}
+        sglang: {backend: NAME_candidate}
         """,
-    "demo.py": '''\
-        """A kernel without anything in it: what is shown here is how one travels to production and back."""
-
-
-        def inputs(case, seed, device):
-            return {}
-
-
-        def outputs(case, device):
-            return {}
-
-
-        def reference(case, inputs):
-            return {}
-
-
-        def run(variant, case, inputs, outputs):
-            pass
-
-
-        def cost(case):
-            return {"bytes": 1, "flops": 1}
-        ''',
+    "NAME.py": """\
+        # A kernel without anything in it: what is shown here is how one travels to production and back.
+        def inputs(case, seed, device): return {}
+        def outputs(case, device): return {}
+        def reference(case, inputs): return {}
+        def run(variant, case, inputs, outputs): pass
+        def cost(case): return {"bytes": 1, "flops": 1}
+        """,
     "pyproject.toml": """\
         [build-system]
         requires = ["setuptools"]
         build-backend = "setuptools.build_meta"
 
         [project]
-        name = "demo"
+        name = "NAME"
         version = "1"
 
         [tool.setuptools]
-        py-modules = ["demo"]
+        py-modules = ["NAME"]
         """,
-    ".gitignore": ".phase/\n__pycache__/\n[0-9][0-9][0-9][0-9]-*-*.html\n",
 }
+IGNORED = ".phase/\n__pycache__/\n[0-9][0-9][0-9][0-9]-*-*.html\n"
 
 # What is wrong with a candidate, as the stand-in worker takes it from the environment of its release.
 CANDIDATES: dict[str, tuple[str, dict[str, str]]] = {
@@ -135,6 +120,11 @@ Kill or suspend what you like (`kill -9`, `kill -STOP` of a run or of a worker),
 """
 
 
+def empty_kernel(name: str) -> dict[str, str]:
+    """Files of a kernel without anything in it, path to text: enough for releases that travel."""
+    return {path.replace("NAME", name): textwrap.dedent(text).replace("NAME", name) for path, text in _KERNEL.items()}
+
+
 def make(directory: Path) -> None:
     """Write and commit the repository. Again: does nothing where it is there already.
 
@@ -148,8 +138,8 @@ def make(directory: Path) -> None:
             f"{directory} holds something else than the demo.", hint="Name another directory: `phase demo DIRECTORY`."
         )
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in KERNEL.items():
-        (directory / name).write_text(textwrap.dedent(text))
+    for path, text in {**empty_kernel("demo"), ".gitignore": IGNORED}.items():
+        (directory / path).write_text(text)
     for name, (what, environment) in CANDIDATES.items():
         text = PLAYBOOK.format(what=f"A candidate that is {what}", candidate=json.dumps(environment))
         (directory / f"{name}.yaml").write_text(text)

@@ -28,7 +28,7 @@ def last_look(run: PhaseRun, end: str) -> LastLook:
     """
 
     def look(context: StepContext, results: Results) -> tuple[StageEnd, Exit | None] | None:
-        if not results.ends or any(not stage.verdict.advances for stage in results.ends):
+        if not results.ends or any(not e.verdict.advances for e in results.ends if e.stage != LAST_LOOK):
             return None  # it has ended otherwise, and its exit code was observed with that
         digest = context.facts.get(end, {}).get("last_good", "")
         lost = results.facts.get("lost", {})

@@ -19,9 +19,8 @@ def table(results: Results) -> str:
     lines = [f"{results.phase} of {results.kernel}", ""]
     lines += [_row("measurement", "estimate", "interval", "n"), _row("-" * 24, "-" * 10, "-" * 20, "-" * 8)]
     lines += [_row(m.metric, _number(m.estimate), _interval(m), str(m.n)) for m in results.measurements]
-    lines += ["", *(f"{e.stage}: {e.verdict.value} after {e.seconds:.0f} s: {e.reason}" for e in results.ends)] * bool(
-        results.ends
-    )
+    if results.ends:
+        lines += ["", *(f"{e.stage}: {e.verdict.value} after {e.seconds:.0f} s: {e.reason}" for e in results.ends)]
     lines += _load(results.facts.get("load", []))
     events = results.facts.get("timeline", [])
     if events:

@@ -210,9 +210,8 @@ def _not_kept(production: Production, fault: FleetError, context: StepContext) -
     context.progress(f"not last-good: {fault}")
     let_others_finish(production)
     back = roll_back(production, f"the rollout could not be kept: {fault.message}", detected=context.clock.now())
-    code = Exit.ROLLED_BACK if back.verified else Exit.ROLLBACK_INCOMPLETE
     end = StageEnd(FINISH, Verdict.FAIL, fault.message)
-    return {"rollback": back.to_json(), "exit_code": int(code), "stage": end.to_json()}
+    return {"rollback": back.to_json(), "exit_code": int(back.exit_code), "stage": end.to_json()}
 
 
 def write_report(run: PhaseRun) -> Step:

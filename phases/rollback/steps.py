@@ -256,16 +256,18 @@ def _restore(
     """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
     failed: dict[str, str] = {}
     still_in = _with_users(production, states)
-    out_now = [s.host for s in moved if s.host.url not in still_in]
-    serving_moved = [s.host for s in moved if s.host.url in still_in]
+    serving_moved = [s.host for s in moved if s.serving and s.host.url in still_in]
+    out_now = [s.host for s in moved if s.host not in serving_moved]  # nobody is served by these
     floor = production.settings.min_available.of(len(states))
     failed |= _restore_together(production, out_now, target, timeline)
     while serving_moved:  # asked anew before each batch: what was to come back may not have
         room = len(_serving(production)) - floor
         if room < 1 and not production.below_floor:
-            production.progress(f"stopped at the floor: {floor} workers must serve, so the others are not restarted")
-            why = f"still serves: restarting it would leave fewer than {floor} workers (`phase rollback --below-floor` does it)"
-            failed |= {host.name: why for host in serving_moved}
+            production.progress(
+                f"stopped at the floor: {floor} workers must serve, so the others are not restarted "
+                "(`phase rollback --below-floor` restarts them)"
+            )
+            failed |= {host.name: f"still serves, and {floor} workers must" for host in serving_moved}
             timeline.note("stopped at the floor", text=f"{len(serving_moved)} workers left in service")
             break
         batch, serving_moved = serving_moved[: max(room, 1)], serving_moved[max(room, 1) :]

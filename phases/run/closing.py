@@ -75,7 +75,8 @@ def judge_gate(run: PhaseRun, context: StepContext, last_look: LastLook | None =
     results = load_results(run.checkpoint_files / RESULTS)
     seen = last_look(context, results) if last_look else None
     if seen:
-        results = dataclasses.replace(results, ends=(*results.ends, seen[0]))
+        earlier = tuple(end for end in results.ends if end.stage != seen[0].stage)  # a look taken before this one
+        results = dataclasses.replace(results, ends=(*earlier, seen[0]))
         write_json(run.checkpoint_files / RESULTS, results.to_json())
     outcome = judge(run.section.name, run.section.rules, results)
     write_json(run.checkpoint_files / GATE, outcome.to_json())

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 import requests
 
+from phases.demo.repository import empty_kernel
 from phases.engines.embedded.stand_in import WORKER as STANDIN_WORKER
 from phases.engines.ssh.deploy import first_release
 from phases.engines.ssh.services import wait_ready
@@ -24,44 +24,8 @@ from phases.production.releases import fleet_releases
 from phases.serving.environment import environment_facts
 from phases.serving.load import HttpSender, LoadSummary, OpenLoopLoad, Prompt
 from tests.engines.ssh.sshfleet import PYTHON, SshFleet, end_processes_of, free_port
-from tests.engines.ssh.test_router import router_python
+from tests.engines.ssh.test_router import router_command
 from tests.production.kill_sweep import Driven
-
-KERNEL = {
-    "kernel.yaml": """\
-        schema: phasegate/kernel/v1
-        name: light
-        package: light
-        path: .
-        entry: light
-        variants:
-          plain: {role: baseline, device: any}
-        architectures: []
-        parity:
-          tolerances: {float32: 1.0e-5}
-        sglang: {backend: light_candidate}
-        """,
-    "light.py": """\
-        # A kernel without anything in it: what is tested here is how it travels.
-        def inputs(case, seed, device): return {}
-        def outputs(case, device): return {}
-        def reference(case, inputs): return {}
-        def run(variant, case, inputs, outputs): pass
-        def cost(case): return {"bytes": 1, "flops": 1}
-        """,
-    "pyproject.toml": """\
-        [build-system]
-        requires = ["setuptools"]
-        build-backend = "setuptools.build_meta"
-
-        [project]
-        name = "light"
-        version = "1"
-
-        [tool.setuptools]
-        py-modules = ["light"]
-        """,
-}
 
 PLAYBOOK = """\
 schema: phasegate/playbook/v1
@@ -133,8 +97,8 @@ class LightFleet(Driven):
         self.python = self.directory / "python"
         self.python.write_text(f'#!/bin/sh\nshift 2\nexec {PYTHON} -E -s {STANDIN_WORKER} "$@"\n')
         self.python.chmod(0o755)
-        for name, text in KERNEL.items():
-            (self.repo / name).write_text(textwrap.dedent(text))
+        for path, text in empty_kernel("light").items():
+            (self.repo / path).write_text(text)
         self._git("init", "-q", "-b", "main")
         self._git("config", "user.name", "Ada")
         self._git("config", "user.email", "ada@example.org")
@@ -287,10 +251,9 @@ class LightFleet(Driven):
     # -- pieces ----------------------------------------------------------------------------------------------------------------
 
     def start_router(self) -> None:
+        launch, environment = router_command()
         argv = [
-            router_python(self.directory),
-            "-m",
-            "sglang_router.launch_router",
+            *launch,
             "--host",
             "127.0.0.1",
             "--port",
@@ -304,7 +267,7 @@ class LightFleet(Driven):
             *self.router_arguments,
         ]
         log = open(self.directory / "router.log", "wb")  # noqa: SIM115
-        self.router = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+        self.router = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
         until = time.monotonic() + 120
         while True:
             try:

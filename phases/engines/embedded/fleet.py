@@ -19,7 +19,7 @@ from phases.base.files import write_json
 from phases.engines.embedded import taken_down
 from phases.engines.embedded.models import ModelShape
 from phases.engines.embedded.provision import cache_directory, ensure
-from phases.engines.embedded.stand_in import ROUTER, STAND_IN, router_path
+from phases.engines.embedded.stand_in import STAND_IN, router_launch
 from phases.engines.embedded.taken_down import home_of
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release, push
@@ -206,10 +206,7 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
     if any(host.alive(server) for server in host.left_running()):
         return
     if production.settings.server.python == STAND_IN:
-        launch, variables = (
-            [sys.executable, "-c", ROUTER],
-            {"PYTHONPATH": str(router_path(cache_directory(), progress))},
-        )
+        launch, variables = router_launch(cache_directory(), progress)
     else:
         launch, variables = [str(ensure(progress=progress).python), "-m", "sglang_router.launch_router"], {}
     port = int(production.router.url.rpartition(":")[2])

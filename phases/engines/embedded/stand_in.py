@@ -49,6 +49,11 @@ def stand_in_facts(cache: Path) -> dict[str, Any]:
     return {"python": str(python), "model": STAND_IN, "draft_model": ""}
 
 
+def router_launch(cache: Path, progress: Callable[[str], None]) -> tuple[list[str], dict[str, str]]:
+    """Argv and environment variables that start sglang-router with this Python; its own flags come after. Raises as `router_path`."""
+    return [sys.executable, "-c", ROUTER], {"PYTHONPATH": str(router_path(cache, progress))}
+
+
 def router_path(cache: Path, progress: Callable[[str], None]) -> Path:
     """Directory that holds sglang-router for this Python, installed now if it is not there.
 

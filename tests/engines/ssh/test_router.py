@@ -5,12 +5,10 @@ The workers are fakes with just the two paths a router asks for: registration, s
 
 from __future__ import annotations
 
-import glob
 import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,6 +19,9 @@ import pytest
 import requests
 
 from phases.base.clock import SystemClock
+from phases.base.errors import ServingError
+from phases.engines.embedded.provision import cache_directory
+from phases.engines.embedded.stand_in import router_launch
 from phases.engines.ssh.errors import RouterError
 from phases.engines.ssh.router import HookRouter, RoutedWorker, SglangRouter, drain, make_router, share
 from phases.engines.ssh.settings import RouterKind, RouterSettings
@@ -78,42 +79,24 @@ class FakeWorker:
         self.server.server_close()
 
 
-_FOUND: list[str] = []
-
-
-def router_python(directory: Path) -> str:
-    """A Python that has sglang-router: the provisioned serving environment, or one made here without its dependencies. Looked for once."""
-    if not _FOUND:
-        _FOUND.append(_router_python(directory))
-    return _FOUND[0]
-
-
-def _router_python(directory: Path) -> str:
-    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    for python in glob.glob(f"{cache}/phasegate/serving-*/venv/bin/python"):
-        if subprocess.run([python, "-c", "import sglang_router"], capture_output=True, check=False).returncode == 0:
-            return python
-    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
-    pip = [directory / "venv/bin/pip", "install", "-q", "--disable-pip-version-check"]
-    for what in (["--no-deps", "sglang-router==0.3.2"], ["setproctitle"]):
-        done = subprocess.run([*pip, *what], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"sglang-router cannot be installed: {done.stderr[-200:]}")
-    for package in (directory / "venv").glob(
-        "lib/python*/site-packages/sglang_router"
-    ):  # else it wants a web framework
-        (package / "mini_lb.py").write_text("MiniLoadBalancer = None\n")
-    return str(directory / "venv/bin/python")
+def router_command() -> tuple[list[str], dict[str, str]]:
+    """Argv and environment that start the real sglang-router, installed alone and pinned, as `phase demo` has it."""
+    try:
+        launch, variables = router_launch(cache_directory(), print)
+    except ServingError as fault:
+        pytest.skip(fault.message)
+    return launch, {**os.environ, **variables}
 
 
 @pytest.fixture(scope="module")
 def router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("router")
     port = free_port()
-    argv = [router_python(directory), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    launch, environment = router_command()
+    argv = [*launch, "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--policy", "round_robin", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1"]
     log = open(directory / "log", "wb")  # noqa: SIM115
-    process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     until = time.monotonic() + 180
     while True:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import time
+
 import record
 from place import HostFault, alive, boot_id, process_identity, read_json, remove, uptime, write_json
-
 
 PAST = 200  # tokens remembered: more than there are runs that could still wake up
 
