@@ -10,7 +10,7 @@ import pytest
 
 from phases.base.results import Results
 from phases.engines.ssh.lease import read_lease
-from phases.engines.ssh.releases import ReleaseStore
+from phases.engines.ssh.locks import show_lock
 from phases.run.closing import ledger_of
 from phases.tp8_canary import steps as canary
 from tests.engines.ssh.sshfleet import SSHD
@@ -168,13 +168,12 @@ def test_a_rollout_cut_off_while_it_was_made_last_good_is_undone_on_all(fleet: L
         "run", "tp8-canary", "--yes"
     ).returncode == 0 else None
     with fleet.production() as production:
-        production.preempt = True
         host = production.workers[0]
         session = production.fleet.session(host)
-        lease = read_lease(session)
-        assert lease and lease.active
+        lease, lock = read_lease(session), show_lock(session)
+        assert lease and lease.active and lock
+        production.token = lock.token  # as the run itself, a moment before it was cut off: nobody else keeps its lease
         production.keep(host, lease.release)
-        assert ReleaseStore(session, production.take_lock(session))
     done = fleet.phase("rollback", "--yes")
     assert done.returncode == 0 and on_the_incumbent(fleet), done.stdout
 
