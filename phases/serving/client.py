@@ -13,6 +13,7 @@ import requests
 
 from phases.base.errors import ServingError
 from phases.base.scraping import TooLong, get_text
+from phases.serving.finish import not_as_asked
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,16 @@ class Client:
         self._session.trust_env = False  # no proxies between us and our own server
 
     def generate(self, prompt: str | list[int], tokens: int, *, stream: bool = False) -> Completion:
-        """Greedy completion of exactly `tokens` tokens with their log-probabilities."""
+        """Greedy completion of exactly `tokens` tokens with their log-probabilities; ServingError for one that ends otherwise."""
         body = self._body(prompt, tokens)
         started = time.monotonic()
         with self._understood("/generate"):
             data = self._stream(body) if stream else self._post("/generate", body)
-            return _completion(data, time.monotonic() - started)
+            completion = _completion(data, time.monotonic() - started)
+            wrong = not_as_asked(data["meta_info"].get("finish_reason"), len(completion.tokens), tokens, exactly=True)
+        if wrong:
+            raise ServingError(f"{self.name} did not answer as asked: {wrong}.", hint="See its log.")
+        return completion
 
     def tokenize(self, prompt: str) -> list[int]:
         """The server's own ids of a prompt (SGLang says 0 for the vocabulary's last, which no text of a real model has)."""
@@ -198,6 +203,10 @@ class Client:
                         break
                     if line.startswith(b"data:"):
                         last = json.loads(line[5:])
+                        if "error" in last:
+                            raise ServingError(
+                                f"{self.name} broke off a stream: {str(last['error'])[:200]}.", hint="See its log."
+                            )
                 else:
                     raise ServingError(f"{self.name} cut a stream before its end.", hint="See its log.")
         except requests.RequestException as fault:
