@@ -20,6 +20,7 @@ from typing import Any
 import requests
 
 from phases.serving.finish import not_as_asked
+from phases.serving.own import HEADER, OwnRequests
 
 _CONNECT_SECONDS = 5.0
 
@@ -87,13 +88,20 @@ class HttpSender:
 
     Args:
         url: base address. headers: such as the one that pins a worker. timeout: seconds without any data.
-        worker: recorded with each request when the address is one worker's.
+        worker: recorded with each request when the address is one worker's. own: counts answers, where that is so.
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, headers: dict[str, str] | None = None, worker: str = ""
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        headers: dict[str, str] | None = None,
+        worker: str = "",
+        own: OwnRequests | None = None,
     ) -> None:
-        self.url, self.timeout, self.headers, self.worker = url.rstrip("/"), timeout, headers or {}, worker
+        self.url, self.timeout, self.headers, self.worker = url.rstrip("/"), timeout, {**HEADER, **(headers or {})}, worker
+        self._own = own
         self._local = threading.local()
 
     def __call__(self, prompt: Prompt, due: float) -> RequestRecord:
@@ -111,6 +119,8 @@ class HttpSender:
                 timeout=(_CONNECT_SECONDS, self.timeout),
             ) as answer:
                 status = answer.status_code
+                if self._own:
+                    self._own.answered(self.url, status)
                 if answer.ok:
                     error = seen.read(answer, prompt)
                     status = status if not error else -1
