@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phases.analysis.counts import kind_of
-from phases.analysis.scrape import ABORTED, GENERATING, RESPONSES, TOKENS, VERIFY_CALLS, Increases, Labels, Scrape
+from phases.analysis.scrape import (
+    ABORTED,
+    GENERATING,
+    PROMPT_TOKENS,
+    RESPONSES,
+    TOKENS,
+    VERIFY_CALLS,
+    Increases,
+    Labels,
+    Scrape,
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,7 @@ class CounterStep:
         seconds: between the scrapes.
         responses: answers of generating endpoints by status; polls and scrapes are left out.
         aborted: requests given up after their answer had begun with 200, where the server counts them.
-        tokens: tokens generated. verify_calls: verification calls of speculative decoding.
+        tokens, prompt_tokens: tokens generated, and read. verify_calls: verification calls of speculative decoding.
         restarted: a counter was reset in between.
     """
 
@@ -26,6 +36,7 @@ class CounterStep:
     verify_calls: float
     restarted: bool
     aborted: float = 0.0
+    prompt_tokens: float = 0.0
 
     def errors(self, kind: str) -> float:
         """Answers of an error kind, `5xx` or `4xx`; what was aborted is a 5xx, whatever status it began with."""
@@ -52,7 +63,7 @@ class CounterWindows:
     """Steps of any number of servers; names are resolved from each scrape."""
 
     def __init__(self) -> None:
-        self._series = {name: Increases() for name in (RESPONSES, TOKENS, VERIFY_CALLS, ABORTED)}
+        self._series = {name: Increases() for name in (RESPONSES, TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS)}
         self._at: dict[str, float] = {}
 
     def add(self, scrape: Scrape) -> CounterStep | None:
@@ -74,11 +85,18 @@ class CounterWindows:
                 status = int(named["status_code"])
                 responses[status] = responses.get(status, 0.0) + value
         totals = {
-            name: sum(steps[name][0].values()) if steps[name] else 0.0 for name in (TOKENS, VERIFY_CALLS, ABORTED)
+            name: sum(steps[name][0].values()) if steps[name] else 0.0
+            for name in (TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS)
         }
         restarted = any(step is not None and step[1] for step in steps.values())
         return CounterStep(
-            scrape.t - previous, responses, totals[TOKENS], totals[VERIFY_CALLS], restarted, totals[ABORTED]
+            scrape.t - previous,
+            responses,
+            totals[TOKENS],
+            totals[VERIFY_CALLS],
+            restarted,
+            totals[ABORTED],
+            totals[PROMPT_TOKENS],
         )
 
     def _step(self, name: str, scrape: Scrape) -> tuple[dict[Labels, float], bool] | None:

@@ -26,6 +26,7 @@ HISTOGRAMS = {
     "tpot": ("request_time_per_output_token_seconds", "time_per_output_token_seconds"),
 }
 TOKENS, VERIFY_CALLS, RESPONSES = "generation_tokens_total", "spec_verify_calls_total", "http_responses_total"
+PROMPT_TOKENS = "prompt_tokens_total"
 ABORTED = "num_aborted_requests_total"  # requests given up, by the server or because their user left; no response counter shows it
 # Endpoints that generate. Only their answers are users' requests: polls would dilute an error rate.
 GENERATING = (

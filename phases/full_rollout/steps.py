@@ -14,7 +14,7 @@ from phases.base.errors import Exit, FleetError, LedgerError, joined
 from phases.base.results import Measurement, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
-from phases.fleet import shared_steps, traffic
+from phases.fleet import judging, shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
 from phases.fleet.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.ledger.checkpoint import RESULTS
@@ -26,11 +26,9 @@ from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun, load_results
 from phases.run.progress import of_playbook
 from phases.run.steps import Facts, Step, StepContext
-from phases.trial import judging
 from phases.trial.arms import like_for_like, waves
 from phases.trial.end import TrialEnd
-from phases.trial.reference import Level
-from phases.trial.soak import Soak
+from phases.trial.reference import Level, Reference, Traffic
 
 SOAK, FINISH = "soak", "make it last-good"
 
@@ -147,8 +145,9 @@ def soak(run: PhaseRun, live: Live) -> Step:
             known = decided(context.work, GOING_BACK)
             if known is None:
                 lost = run.gathered(context).facts.get("lost", {})
-                trial_end = Soak(production, run.settings.judge, reference, digest, context, lost).run(
-                    run.settings.soak
+                settings = run.settings
+                trial_end = judging.soak(
+                    production, settings.judge, settings.reference, reference, digest, context, settings.soak, lost
                 )
                 context.progress(f"soak: {trial_end.verdict.value}: {trial_end.reason}")
                 known = Results(run.section.name, run.kernel.name, **_soaked(trial_end, context))
@@ -206,8 +205,8 @@ def stopped(run: PhaseRun, context: StepContext) -> bool:
     return bool(run.gathered(context).facts.get("stopped"))
 
 
-def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
-    """Latencies of the control in this playbook's latest passed Phase 3; empty when there is none.
+def recorded_reference(run: PhaseRun) -> Reference:
+    """Latencies of the control in this playbook's latest passed Phase 3, with where they are from; without levels when there is none.
 
     Raises:
         LedgerError: they cannot be read.
@@ -217,10 +216,14 @@ def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
         c for c in ledger.survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, run.playbook)
     ]
     if not passed:
-        return ()
+        return Reference()
     try:
         results = Results.from_json(json.loads(ledger.files(passed[-1])[RESULTS]))
-        return tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+        levels = tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+        served = results.facts.get("reference_traffic")
+        return Reference(
+            levels, passed[-1].name, results.kernel, passed[-1].recorded_at, Traffic(**served) if served else None
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise LedgerError(
             f"{passed[-1].name} holds no readable results.", hint=f"See `phase checkpoint verify {passed[-1].number}`."

@@ -100,7 +100,12 @@ class HttpSender:
         worker: str = "",
         own: OwnRequests | None = None,
     ) -> None:
-        self.url, self.timeout, self.headers, self.worker = url.rstrip("/"), timeout, {**HEADER, **(headers or {})}, worker
+        self.url, self.timeout, self.headers, self.worker = (
+            url.rstrip("/"),
+            timeout,
+            {**HEADER, **(headers or {})},
+            worker,
+        )
         self._own = own
         self._local = threading.local()
 

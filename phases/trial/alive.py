@@ -88,7 +88,11 @@ class Liveness:
                 return None
             told = fault.message if isinstance(fault, PhaseError) else f"{type(fault).__name__}: {fault}"
             return f"an own completion failed: {told}"
-        return f"an own completion has not come for {waited:.0f} s, {self.within:g} s are allowed" if waited > self.within else None
+        return (
+            f"an own completion has not come for {waited:.0f} s, {self.within:g} s are allowed"
+            if waited > self.within
+            else None
+        )
 
 
 class Stalls:
@@ -96,7 +100,9 @@ class Stalls:
 
     def __init__(self, within: float) -> None:
         self._within = within
-        self._last: dict[str, tuple[float, float]] = {}  # tokens, and the scrape at which they last moved or nothing waited
+        self._last: dict[
+            str, tuple[float, float]
+        ] = {}  # tokens, and the scrape at which they last moved or nothing waited
 
     def add(self, scrape: Scrape) -> str:
         """Why a worker is stuck; empty while it is not, or does not say."""
@@ -108,7 +114,11 @@ class Stalls:
             self._last[scrape.source] = (tokens, scrape.t)
             return ""
         still = scrape.t - since
-        return f"{waiting:.0f} requests run or wait in it, and no token came for {still:.0f} s" if still > self._within else ""
+        return (
+            f"{waiting:.0f} requests run or wait in it, and no token came for {still:.0f} s"
+            if still > self._within
+            else ""
+        )
 
 
 def _tokens(scrape: Scrape) -> float:

@@ -10,7 +10,7 @@ from phases.analysis.decision import Decision
 from phases.base.results import StageEnd
 from phases.base.verdict import Verdict
 from phases.trial.looks import Looks, name_of
-from phases.trial.reference import Level
+from phases.trial.reference import Level, Traffic
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class TrialEnd:
         requests: answers by arm.
         agreements: comparisons of outputs with the incumbent's, as JSON.
         looks: what each look found, by test name.
+        traffic: what the workers of the reference served.
         withheld: why nothing could pass beside the tests: too few users, not their share, a reference that is too old.
     """
 
@@ -54,6 +55,7 @@ class TrialEnd:
     requests: dict[str, float] = field(default_factory=dict)
     agreements: tuple[dict[str, Any], ...] = ()
     withheld: tuple[str, ...] = ()
+    traffic: Traffic | None = None
 
     @property
     def reason(self) -> str:

@@ -76,7 +76,9 @@ class Judge:
         self._changes = [Changes(test, settings.change_share, horizon, probes=probes) for test in whole]
         self._counters = CounterWindows()
         self._reference = Recorder(settings.metrics)
-        self._kept: list[tuple[float, str, float, dict[str, float]]] = []  # time, arm, requests, errors: of the recent part
+        self._kept: list[
+            tuple[float, str, float, dict[str, float]]
+        ] = []  # time, arm, requests, errors: of the recent part
         self.looks, self.requests = Looks(), dict.fromkeys(ARMS, 0.0)
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -119,7 +121,9 @@ class Judge:
         self._begin_recent(now)
         found = [test.look(now) for test in self._all]
         found += [decision for change in self._changes if (decision := change.look(now))]
-        recent = [(began, test.look(now)) for began, tests in self._recent for test in tests]  # each folds its windows as they end
+        recent = [
+            (began, test.look(now)) for began, tests in self._recent for test in tests
+        ]  # each folds its windows as they end
         shown = {began for began, _ in self._recent[:1] if began <= self._recent_from(now)}
         if elapsed >= self.settings.bake:
             found += [_of_recent(decision, now - began) for began, decision in recent if began in shown]
@@ -127,7 +131,9 @@ class Judge:
         found += [test.look(now) for test in self._errors.values()]
         if self._own_errors:
             own = self._own_errors.look(now)
-            found.append(dataclasses.replace(own, metric="own_5xx", reason=own.reason.replace("requests", "own requests")))
+            found.append(
+                dataclasses.replace(own, metric="own_5xx", reason=own.reason.replace("requests", "own requests"))
+            )
         self._kept = [row for row in self._kept if row[0] > self._recent_from(now)]
         self.looks.add(elapsed, found)
         self._on_look(elapsed, found)
@@ -145,7 +151,9 @@ class Judge:
 
     def withheld(self) -> tuple[str, ...]:
         """Why nothing may pass, beside the tests: too few users, not the share of them it should have, errors in the recent part."""
-        return tuple(reason for reason in (self._few_users(), self._share(), self._no_recent(), self._recent_errors()) if reason)
+        return tuple(
+            reason for reason in (self._few_users(), self._share(), self._no_recent(), self._recent_errors()) if reason
+        )
 
     def end(self, verdict: Verdict, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> TrialEnd:
         withheld = self.withheld() if verdict is Verdict.INCONCLUSIVE and not fault else ()
@@ -158,6 +166,7 @@ class Judge:
             self._reference.levels(),
             dict(self.requests),
             withheld=withheld,
+            traffic=self._reference.traffic(),
         )
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -207,7 +216,11 @@ class Judge:
     def _few_users(self) -> str:
         arm = min(ARMS, key=lambda name: self.requests[name])
         few = self.requests[arm] < self.settings.min_samples
-        return f"{self.requests[arm]:.0f} users' requests came to the {arm}, {self.settings.min_samples} are needed" if few else ""
+        return (
+            f"{self.requests[arm]:.0f} users' requests came to the {arm}, {self.settings.min_samples} are needed"
+            if few
+            else ""
+        )
 
     def _share(self) -> str:
         """Whether the canary's share is further off than tolerated, and than chance would have it."""

@@ -92,6 +92,18 @@ class JudgeSettings:
         )
 
 
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """When latencies recorded in Phase 3 may still judge."""
+
+    max_age: float = setting(7 * 86400.0, duration=True, above=0, help="age from which on nothing passes by it")
+    traffic: float = setting(
+        3.0,
+        above=1,
+        help="how many times more or less than then the rate of requests, prompt and answer lengths may be; beyond, nothing passes by it",
+    )
+
+
 class Design(Enum):
     """How candidate and incumbent are compared."""
 

@@ -189,10 +189,10 @@ def test_no_pass_is_shown_beside_a_bound_over_the_limit() -> None:
     rng = np.random.default_rng(11)
     test, looks = SequentialTest(TestSettings(metric="ttft", quantile=0.95, margin=0.1, alpha=0.0033, window=10.0)), []
     for start in range(0, 1800, 10):
-        for arm in ("canary", "control"):
+        for side in ("canary", "control"):
             t = np.sort(rng.uniform(start, start + 10, 100))
-            slow = np.where(rng.random(100) < 0.06, 10.0, 1.0) if arm == "canary" and start >= 1500 else 1.0
-            test.observe_many(arm, t, 0.1 * np.exp(0.3 * rng.standard_normal(100)) * slow)
+            slow = np.where(rng.random(100) < 0.06, 10.0, 1.0) if side == "canary" and start >= 1500 else 1.0
+            test.observe_many(side, t, 0.1 * np.exp(0.3 * rng.standard_normal(100)) * slow)
         looks.append(test.look(start + 10.0))
     assert Verdict.PASS in {look.verdict for look in looks[:150]} and looks[-1].verdict is not Verdict.PASS
     for look in looks:
