@@ -100,9 +100,7 @@ class Stalls:
 
     def __init__(self, within: float) -> None:
         self._within = within
-        self._last: dict[
-            str, tuple[float, float]
-        ] = {}  # tokens, and the scrape at which they last moved or nothing waited
+        self._last: dict[str, tuple[float, float]] = {}  # tokens, and since when they stand still while something waits
 
     def add(self, scrape: Scrape) -> str:
         """Why a worker is stuck; empty while it is not, or does not say."""
@@ -110,15 +108,13 @@ class Stalls:
         waiting = sum(sum(scrape.samples[name].values()) for name in names)
         tokens = _tokens(scrape)
         before, since = self._last.get(scrape.source, (None, scrape.t))
-        if tokens != before or waiting <= 0:
+        if waiting <= 0:
+            self._last.pop(scrape.source, None)  # what comes next begins to wait then
+        elif tokens != before:
             self._last[scrape.source] = (tokens, scrape.t)
-            return ""
-        still = scrape.t - since
-        return (
-            f"{waiting:.0f} requests run or wait in it, and no token came for {still:.0f} s"
-            if still > self._within
-            else ""
-        )
+        elif (still := scrape.t - since) > self._within:
+            return f"{waiting:.0f} requests run or wait in it, and no token came for {still:.0f} s"
+        return ""
 
 
 def _tokens(scrape: Scrape) -> float:
