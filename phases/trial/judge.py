@@ -43,7 +43,7 @@ class Judge:
         probes: latencies come from own requests (`record`), else from the workers' histograms (`fold`).
         window: seconds between looks, on the clock of what is handed in. turns: that clock counts half of the trial's time.
         expected: the canary's share of both arms' requests if traffic is spread evenly; None where the arms take turns.
-        own: answers to our own requests by worker and status; they are no users'.
+        share_tolerance: how far from that it may be, as a share of it; None: not looked at.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Judge:
             return
         self.requests[arm] += step.requests
         errors = {kind: step.errors(kind) for kind in self._errors}
-        for kind, test in self._errors.items():
-            test.add(arm, scrape.t, requests=step.requests, errors=errors[kind])
+        for kind, counted in self._errors.items():
+            counted.add(arm, scrape.t, requests=step.requests, errors=errors[kind])
         self._kept.append((scrape.t, arm, step.requests, errors))
 
     def record(self, arm: str, record: RequestRecord, at: float) -> None:
@@ -237,15 +237,14 @@ class Judge:
         )
 
     def _recent_errors(self) -> str:
-        for kind in ("5xx",):
-            rates = {}
-            for arm in ARMS:
-                rows = [(requests, errors[kind]) for _, name, requests, errors in self._kept if name == arm]
-                requests = sum(row[0] for row in rows)
-                rates[arm] = sum(row[1] for row in rows) / requests if requests else 0.0
-            excess = rates["canary"] - rates["control"]
-            if excess > self.settings.error_tolerance:
-                return f"in the most recent part {excess:.4f} more failed on the canary, {self.settings.error_tolerance:g} is tolerated"
+        rates = dict.fromkeys(ARMS, 0.0)
+        for arm in ARMS:
+            rows = [(requests, errors["5xx"]) for _, name, requests, errors in self._kept if name == arm]
+            if requests := sum(row[0] for row in rows):
+                rates[arm] = sum(row[1] for row in rows) / requests
+        excess = rates["canary"] - rates["control"]
+        if excess > self.settings.error_tolerance:
+            return f"in the most recent part {excess:.4f} more failed on the canary, {self.settings.error_tolerance:g} is tolerated"
         return ""
 
 

@@ -27,6 +27,7 @@ from phases.run.phase_run import PhaseRun
 from phases.run.session import adhoc_run
 from phases.run.steps import StepContext
 from phases.trial.end import Fault, TrialEnd
+from phases.trial.looks import Looks
 from phases.trial.reference import Reference
 from phases.watch.settings import WatchSettings
 
@@ -76,7 +77,7 @@ def _look(
     except RouterError as silent:
         fault = Fault("router", silent.message, incumbent=True)
     if fault:
-        return TrialEnd(Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, (), {}, 0.0, fault)
+        return TrialEnd(Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, (), Looks(), 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
     try:
         reference = recorded_reference(run)

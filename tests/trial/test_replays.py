@@ -361,3 +361,21 @@ def test_how_many_times_as_long() -> None:
     assert times_as_long(ratio) == pytest.approx(4.0, rel=0.01)
     for hopeless in (1.2, 0.0, None):
         assert times_as_long(Decision(None, "ttft", "p95", "", estimate=hopeless, high=1.5, threshold=1.1)) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_trial_passes_beside_a_bound_over_its_limit(seed: int) -> None:
+    """Whatever happens inside a bake: what passes shows bounds that are all within."""
+    rng = np.random.default_rng(seed)
+
+    def change(workers: SimulatedWorkers) -> None:
+        workers.slowdown = {"canary": float(rng.choice([1.0, 1.0, 1.15, 1.3, 2.0]))}
+        workers.errors = {"canary": float(rng.choice([0.0, 0.0, 0.01, 0.05]))}
+
+    changes = {float(at): change for at in sorted(rng.uniform(0, 900, 2))}
+    end = bake(Changing(SimulatedTime(), changes), judge(bake=400.0, deadline=900.0, error_tolerance=0.03)).run()
+    for decision in end.decisions:
+        if decision.verdict is Verdict.PASS:
+            assert decision.high is not None and decision.high <= decision.threshold
+    if end.verdict is Verdict.PASS:
+        assert {d.verdict for d in end.decisions if d.metric != "4xx"} == {Verdict.PASS} and not end.withheld
