@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phases.analysis.counts import kind_of
-from phases.analysis.scrape import PROBES, RESPONSES, TOKENS, VERIFY_CALLS, Increases, Labels, Scrape
+from phases.analysis.scrape import (
+    ABORTED,
+    GENERATING,
+    PROMPT_TOKENS,
+    RESPONSES,
+    TOKENS,
+    VERIFY_CALLS,
+    Increases,
+    Labels,
+    Scrape,
+)
 
 
 @dataclass(frozen=True)
@@ -14,8 +24,9 @@ class CounterStep:
 
     Attributes:
         seconds: between the scrapes.
-        responses: answers by status, probes and scrapes left out.
-        tokens: tokens generated. verify_calls: verification calls of speculative decoding.
+        responses: answers of generating endpoints by status; polls and scrapes are left out.
+        aborted: requests given up after their answer had begun with 200, where the server counts them.
+        tokens, prompt_tokens: tokens generated, and read. verify_calls: verification calls of speculative decoding.
         restarted: a counter was reset in between.
     """
 
@@ -24,14 +35,18 @@ class CounterStep:
     tokens: float
     verify_calls: float
     restarted: bool
+    aborted: float = 0.0
+    prompt_tokens: float = 0.0
 
     def errors(self, kind: str) -> float:
-        """Answers of an error kind, `5xx` or `4xx`."""
-        return sum(count for status, count in self.responses.items() if kind_of(status) == kind)
+        """Answers of an error kind, `5xx` or `4xx`; what was aborted is a 5xx, whatever status it began with."""
+        found = sum(count for status, count in self.responses.items() if kind_of(status) == kind)
+        return found + self.aborted if kind == "5xx" else found
 
     @property
     def requests(self) -> float:
-        return sum(self.responses.values())
+        """Never fewer than its errors: an answer may have been counted a step before it was aborted."""
+        return max(sum(self.responses.values()), self.errors("5xx") + self.errors("4xx"))
 
     @property
     def throughput(self) -> float | None:
@@ -48,7 +63,7 @@ class CounterWindows:
     """Steps of any number of servers; names are resolved from each scrape."""
 
     def __init__(self) -> None:
-        self._series = {name: Increases() for name in (RESPONSES, TOKENS, VERIFY_CALLS)}
+        self._series = {name: Increases() for name in (RESPONSES, TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS)}
         self._at: dict[str, float] = {}
 
     def add(self, scrape: Scrape) -> CounterStep | None:
@@ -66,12 +81,23 @@ class CounterWindows:
         responses: dict[int, float] = {}
         for labels, value in steps[RESPONSES][0].items():
             named = dict(labels)
-            if named.get("endpoint") not in PROBES and named.get("status_code", "").isdigit():
+            if named.get("endpoint") in GENERATING and named.get("status_code", "").isdigit():
                 status = int(named["status_code"])
                 responses[status] = responses.get(status, 0.0) + value
-        totals = {name: sum(steps[name][0].values()) if steps[name] else 0.0 for name in (TOKENS, VERIFY_CALLS)}
+        totals = {
+            name: sum(steps[name][0].values()) if steps[name] else 0.0
+            for name in (TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS)
+        }
         restarted = any(step is not None and step[1] for step in steps.values())
-        return CounterStep(scrape.t - previous, responses, totals[TOKENS], totals[VERIFY_CALLS], restarted)
+        return CounterStep(
+            scrape.t - previous,
+            responses,
+            totals[TOKENS],
+            totals[VERIFY_CALLS],
+            restarted,
+            totals[ABORTED],
+            totals[PROMPT_TOKENS],
+        )
 
     def _step(self, name: str, scrape: Scrape) -> tuple[dict[Labels, float], bool] | None:
         found = scrape.resolve([name])

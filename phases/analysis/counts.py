@@ -110,7 +110,7 @@ class ErrorTest:
         self._open.setdefault(index, np.zeros((2, 2)))[row] += (requests, incident)
 
     def look(self, now: float) -> Decision:
-        """Judge the windows that ended by `now`. FAIL is final; PASS may still turn to FAIL."""
+        """Judge the windows that ended by `now`. FAIL is final; PASS holds only while the bound does."""
         end = math.floor(now / self._window + 1e-9)
         for index in sorted(index for index in self._open if index < end):
             self._bet(self._open.pop(index))
@@ -143,15 +143,16 @@ class ErrorTest:
         enough = min(n1, n0) >= self._min_samples
         if evidence >= -math.log(self.alpha) and not (self._reached and self._reached[0] is Verdict.FAIL):
             self._reached = (Verdict.FAIL, now)
-        elif not self._reached and enough and high is not None and high <= self.tolerance:
-            self._reached = (Verdict.PASS, now)
+        if not (self._reached and self._reached[0] is Verdict.FAIL):  # a bound that was good once may be so no more
+            within = enough and high is not None and high <= self.tolerance
+            self._reached = (self._reached or (Verdict.PASS, now)) if within else None
         over = self._finished or (self._deadline is not None and now - self._first >= self._deadline)
         reached = self._reached[0] if self._reached else Verdict.INCONCLUSIVE if over else None
         counted = f"{k1:g} of {n1:g} requests failed on the canary, {k0:g} of {n0:g} on the control"
         verdict = {
             Verdict.FAIL: f"{counted}: evidence {math.exp(min(evidence, 700)):.3g} that the canary errs more, "
             f"{1 / self.alpha:.3g} is needed",
-            Verdict.PASS: f"{counted}: at most {high if high is not None else 1:.4f} more, within {self.tolerance:g}",
+            Verdict.PASS: f"{counted}: at most {high or 0.0:.4f} more, within {self.tolerance:g}",
         }
         return Decision(
             verdict=reached,

@@ -27,7 +27,7 @@ class Decision:
         counts: requests used, dropped and failed, by arm.
         confidence: of the interval at all looks together.
         at: time of the look, seconds on the observations' clock.
-        since: time at which PASS or FAIL was first reached; None before.
+        since: from when on FAIL stands, or PASS has stood at every look; None without either.
         started: time of the first observation.
         unit: of estimate and interval, "ratio" or "rate".
         source: where the observations came from.

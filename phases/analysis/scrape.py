@@ -26,8 +26,20 @@ HISTOGRAMS = {
     "tpot": ("request_time_per_output_token_seconds", "time_per_output_token_seconds"),
 }
 TOKENS, VERIFY_CALLS, RESPONSES = "generation_tokens_total", "spec_verify_calls_total", "http_responses_total"
-# Endpoints whose answers say nothing about users' requests.
-PROBES = ("/health", "/health_generate", "/metrics", "/model_info", "/get_model_info", "/server_info", "/freeze_gc")
+PROMPT_TOKENS = "prompt_tokens_total"
+ABORTED = "num_aborted_requests_total"  # requests given up, by the server or because their user left; no response counter shows it
+# Endpoints that generate. Only their answers are users' requests: polls would dilute an error rate.
+GENERATING = (
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/invocations",
+    "/vertex_generate",
+)
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -87,7 +87,7 @@ class SequentialTest:
         self._pairs.ignore(start, end)
 
     def look(self, now: float) -> Decision:
-        """Close the cells that ended by `now` and say where the test stands. FAIL is final; PASS may still turn to FAIL."""
+        """Close the cells that ended by `now` and say where the test stands. FAIL is final; PASS holds only while the bound does."""
         if not math.isfinite(now):
             raise AnalysisError(f"the time of the look is {now}.", hint="Give seconds.")
         for cell in self._pairs.close(now):
@@ -175,7 +175,7 @@ def conclude(
 
     Args:
         ratios: candidate ratios, ascending, shape (lanes,), one of them settings.threshold.
-        reached: PASS or FAIL reached at an earlier look, and when.
+        reached: FAIL of an earlier look, or PASS of the last one, and since when.
         finished: whether there will be no more data.
         spoiled: why the data cannot support a PASS, or empty.
         exact: whether the scores give a point estimate.
@@ -188,12 +188,10 @@ def conclude(
     here = int(np.searchsorted(ratios, settings.threshold))
     if above[here] >= needed and not (reached and reached[0] is Verdict.FAIL):
         reached = (Verdict.FAIL, now)
-    if below[here] >= needed and not spoiled and not reached:
-        reached = (Verdict.PASS, now)
-    undecided = Verdict.INCONCLUSIVE if finished else None
-    verdict = reached[0] if reached else undecided
-    if verdict is Verdict.PASS and spoiled:
-        verdict = undecided
+    if not (reached and reached[0] is Verdict.FAIL):  # what shows no slowdown may stop showing it: only FAIL is kept
+        within = below[here] >= needed and not spoiled
+        reached = (reached or (Verdict.PASS, now)) if within else None
+    verdict = reached[0] if reached else Verdict.INCONCLUSIVE if finished else None
     low, high = _bound(ratios, above >= needed, -1), _bound(ratios, below >= needed, 0)
     decision = Decision(
         verdict=verdict,
@@ -221,8 +219,7 @@ def _reason(verdict: Verdict | None, threshold: float, low: float | None, high: 
         bound = f"{low:.3f}" if low is not None and low >= threshold else limit
         return f"the slowdown is at least {bound}, over the limit of {limit}"
     if verdict is Verdict.PASS:
-        bound = f"{high:.3f}" if high is not None and high <= threshold else limit
-        return f"the slowdown is at most {bound}, within the limit of {limit}"
+        return f"the slowdown is at most {high:.3f}, within the limit of {limit}"
     if spoiled:
         return spoiled
     span = f"between {low or 0:.3f} and {'unknown' if high is None else f'{high:.3f}'}"

@@ -28,5 +28,5 @@ def full_rollout(run: PhaseRun) -> list[Step]:
         waves.finish(run, live),  # last-good, or back, and which of the two is observed
         waves.write_report(run),
         shared_steps.leave(live),
-        *closing_steps(run, last_look(run, waves.FINISH)),
+        *closing_steps(run, last_look(run, waves.FINISH), waves.stages(run)),
     ]

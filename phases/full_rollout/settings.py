@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
 from phases.production.settings import Amount
-from phases.trial.settings import JudgeSettings
+from phases.trial.settings import JudgeSettings, ReferenceSettings
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class RolloutSettings:
         (Amount(percent=25), Amount(percent=50), Amount(percent=100)),
         not_empty=True,
         help="cumulative size of each wave",
+    )
+    reference: ReferenceSettings = setting(
+        help="when the latencies of Phase 3 may still judge", factory=ReferenceSettings
     )
     soak: float = setting(300.0, duration=True, at_least=0, help="time under watch with the whole fleet moved")
 

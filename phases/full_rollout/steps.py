@@ -14,7 +14,7 @@ from phases.base.errors import Exit, FleetError, LedgerError, joined
 from phases.base.results import Measurement, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
-from phases.fleet import shared_steps, traffic
+from phases.fleet import judging, shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
 from phases.fleet.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.ledger.checkpoint import RESULTS
@@ -26,11 +26,9 @@ from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun, load_results
 from phases.run.progress import of_playbook
 from phases.run.steps import Facts, Step, StepContext
-from phases.trial import judging
 from phases.trial.arms import like_for_like, waves
 from phases.trial.end import TrialEnd
-from phases.trial.reference import Level
-from phases.trial.soak import Soak
+from phases.trial.reference import Level, Reference, Traffic
 
 SOAK, FINISH = "soak", "make it last-good"
 
@@ -42,6 +40,11 @@ def wave_name(number: int) -> str:
 def waves_of(run: PhaseRun) -> list[tuple[Host, ...]]:
     """Who moves when; pure."""
     return waves(fleet_settings(run).workers(), run.settings.waves, [])
+
+
+def stages(run: PhaseRun) -> list[str]:
+    """What must have been judged before a rollout passes."""
+    return [*(wave_name(number) for number in range(1, len(waves_of(run)) + 1)), SOAK]
 
 
 def look_at_fleet(run: PhaseRun, live: Live) -> Step:
@@ -110,7 +113,8 @@ def _advance(
         return {"ends": (failed,), "facts": {"lost": lost, "stopped": reason, "detected": context.clock.now()}}
     canary, control = like_for_like([host for host in moving if host.name not in lost], unmoved)
     if not canary:
-        return {"facts": {"lost": lost}}
+        said = f"{names(moving)} serve on the candidate; no like worker is left to compare with, the soak judges them"
+        return {"facts": {"lost": lost}, "ends": (StageEnd(wave_name(number), Verdict.PASS, said),)}
     moved = [host for host in production.workers if host not in unmoved and host.name not in lost]
     trial_end = judging.judge(run, production, run.settings.judge, canary, control, digest, context, moved=moved)
     context.progress(f"wave {number}: {trial_end.verdict.value}: {trial_end.reason}")
@@ -147,8 +151,9 @@ def soak(run: PhaseRun, live: Live) -> Step:
             known = decided(context.work, GOING_BACK)
             if known is None:
                 lost = run.gathered(context).facts.get("lost", {})
-                trial_end = Soak(production, run.settings.judge, reference, digest, context, lost).run(
-                    run.settings.soak
+                settings = run.settings
+                trial_end = judging.soak(
+                    production, settings.judge, settings.reference, reference, digest, context, settings.soak, lost
                 )
                 context.progress(f"soak: {trial_end.verdict.value}: {trial_end.reason}")
                 known = Results(run.section.name, run.kernel.name, **_soaked(trial_end, context))
@@ -223,8 +228,8 @@ def stopped(run: PhaseRun, context: StepContext) -> bool:
     return bool(run.gathered(context).facts.get("stopped"))
 
 
-def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
-    """Latencies of the control in this playbook's latest passed Phase 3; empty when there is none.
+def recorded_reference(run: PhaseRun) -> Reference:
+    """Latencies of the control in this playbook's latest passed Phase 3, with where they are from; without levels when there is none.
 
     Raises:
         LedgerError: they cannot be read.
@@ -234,10 +239,14 @@ def recorded_reference(run: PhaseRun) -> tuple[Level, ...]:
         c for c in ledger.survey()[0] if c.phase == "tp8-canary" and c.verdict.advances and of_playbook(c, run.playbook)
     ]
     if not passed:
-        return ()
+        return Reference()
     try:
         results = Results.from_json(json.loads(ledger.files(passed[-1])[RESULTS]))
-        return tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+        levels = tuple(Level.from_json(row) for row in results.facts.get("reference", []))
+        served = results.facts.get("reference_traffic")
+        return Reference(
+            levels, passed[-1].name, results.kernel, passed[-1].recorded_at, Traffic(**served) if served else None
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise LedgerError(
             f"{passed[-1].name} holds no readable results.", hint=f"See `phase checkpoint verify {passed[-1].number}`."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from phases.base.results import Results
 from phases.base.verdict import Verdict
@@ -11,18 +11,19 @@ from phases.gate.own import own_outcomes
 from phases.gate.rules import Rule
 
 
-def judge(phase: str, rules: Iterable[Rule], results: Results) -> GateOutcome:
+def judge(
+    phase: str, rules: Iterable[Rule], results: Results, *, candidates: Collection[str] = (), stages: Sequence[str] = ()
+) -> GateOutcome:
     """The verdict on a phase's results.
 
     The phase's own verdict comes first and is no playbook's to leave out; what the playbook asks for can only add to it. A rule
     that breaks is an ERROR with its reason, not a crash: the other rules' numbers still reach the reviewer. A gate that
     evaluated nothing is an ERROR.
+
+    Args:
+        candidates, stages: as `phases.gate.own.own_outcomes` takes them.
     """
-    rules = tuple(rules)
-    outcomes = (
-        *own_outcomes(phase, {rule.kind for rule in rules}, results),
-        *(_judge_one(rule, results) for rule in rules),
-    )
+    outcomes = (*own_outcomes(phase, results, candidates, stages), *(_judge_one(rule, results) for rule in rules))
     if not outcomes:
         outcomes = (
             RuleOutcome("gate", Verdict.ERROR, f"the playbook names no rule for {phase}: nothing was evaluated"),

@@ -1,37 +1,50 @@
-"""What a phase itself concluded, as rules of its gate that no playbook can leave out."""
+"""What a phase itself concluded, as rules of its gate that no playbook can leave out or loosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
-from phases.base.results import Results, StageEnd
+from phases.base.results import BuildRecord, ParityRecord, Results, StageEnd
 from phases.base.verdict import Verdict
-from phases.gate.kernel_rules import BuildRule, ParityRule
 from phases.gate.measurement_rule import MeasurementRule
 from phases.gate.outcome import RuleOutcome
 
 OWN = "phase"  # kind of these rules in gate.json
 # Outputs of a served kernel: a mean of so many nats a token, and such a share of tokens worse than the incumbent's best, is another model.
 OUTPUT_LIMIT, WRONG_LIMIT = 0.05, 0.05
-SOAK = "soak"
+_SHOWN = 20  # failures listed in a rule's detail; the results hold them all
 
 
-def own_outcomes(phase: str, kinds: Collection[str], results: Results) -> tuple[RuleOutcome, ...]:
+def own_outcomes(
+    phase: str, results: Results, candidates: Collection[str] = (), stages: Sequence[str] = ()
+) -> tuple[RuleOutcome, ...]:
     """The phase's own rules on its results; none for a phase that has no verdict of its own.
 
     Args:
-        kinds: of the playbook's rules. A rule of the same kind says more, with its own cases, so the bare one is left out.
+        candidates: variants that must be built and right; empty: every variant there is a record of.
+        stages: what must have been judged, in order. One that is missing is an ERROR unless an earlier one stopped the phase.
     """
     judge = _OWN.get(phase)
-    return judge(kinds, results) if judge else ()
+    return (*(judge(results, candidates) if judge else ()), *_stages(results, stages))
 
 
-def _build_parity(kinds: Collection[str], results: Results) -> tuple[RuleOutcome, ...]:
-    bare = {"build": BuildRule(absent="fail"), "parity": ParityRule(absent="fail")}
-    return tuple(_named(rule.judge(results), kind) for kind, rule in bare.items() if kind not in kinds)
+def own_labels(phase: str, stages: Sequence[str] = ()) -> tuple[str, ...]:
+    """What `own_outcomes` will judge, for a plan."""
+    return (*(f"{OWN} {name}" for name in _LABELS.get(phase, ())), *(f"{OWN} {stage}" for stage in stages))
 
 
-def _sglang_integration(kinds: Collection[str], results: Results) -> tuple[RuleOutcome, ...]:
+def _build_parity(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
+    """Every object of a candidate compiled; no case that a candidate computed is wrong, and it computed one. What it may refuse is for
+    the playbook's rules to say."""
+    built = [record for record in results.build if not candidates or record.variant in candidates]
+    built = built or list(results.build)  # an object may serve several variants by a name of its own
+    unbuilt = [f"{r.variant}/{r.arch}: {r.reason.splitlines()[0] if r.reason else 'failed'}" for r in built if not r.ok]
+    computed = [r for r in results.parity if (not candidates or r.variant in candidates) and not r.refused]
+    wrong = [f"{r.variant} {r.case.key}: {r.reason or 'error over tolerance'}" for r in computed if not r.ok]
+    return (_counted("build", built, unbuilt, "objects built"), _counted("parity", computed, wrong, "cases right"))
+
+
+def _sglang_integration(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
     rules = (
         MeasurementRule("candidate_ready", at_least=1.0, absent="fail"),
         MeasurementRule("logprob_error", at_most=OUTPUT_LIMIT, absent="fail"),
@@ -40,20 +53,17 @@ def _sglang_integration(kinds: Collection[str], results: Results) -> tuple[RuleO
     return tuple(_named(rule.judge(results), rule.metric) for rule in rules)
 
 
-def _tp8_canary(kinds: Collection[str], results: Results) -> tuple[RuleOutcome, ...]:
-    if not results.ends:
-        return (RuleOutcome(OWN, Verdict.ERROR, "the canary was never judged", detail={"metric": "bake"}),)
-    return tuple(map(_of_end, results.ends))
-
-
-def _full_rollout(kinds: Collection[str], results: Results) -> tuple[RuleOutcome, ...]:
-    rows = tuple(map(_of_end, results.ends))
-    if all(end.verdict.advances for end in results.ends) and results.end_of(SOAK) is None:
-        return (
-            *rows,
-            RuleOutcome(OWN, Verdict.ERROR, "the fleet was never judged as a whole", detail={"metric": SOAK}),
-        )
-    return rows
+def _stages(results: Results, stages: Sequence[str]) -> tuple[RuleOutcome, ...]:
+    """Each end as it was told; a stage that never came, or was told of twice, is an ERROR of its own."""
+    told = [end.stage for end in results.ends]
+    twice = sorted({stage for stage in told if told.count(stage) > 1})
+    missing = [stage for stage in stages if stage not in told]
+    stopped = any(not end.verdict.advances for end in results.ends)
+    return (
+        *map(_of_end, results.ends),
+        *(_error(stage, "its end is told more than once") for stage in twice),
+        *(_error(stage, "it was never judged") for stage in (missing if not stopped else ())),
+    )
 
 
 def _of_end(end: StageEnd) -> RuleOutcome:
@@ -62,13 +72,31 @@ def _of_end(end: StageEnd) -> RuleOutcome:
     )
 
 
+def _error(stage: str, reason: str) -> RuleOutcome:
+    return RuleOutcome(OWN, Verdict.ERROR, reason, detail={"metric": stage})
+
+
+def _counted(
+    label: str, records: Sequence[BuildRecord] | Sequence[ParityRecord], failed: list[str], what: str
+) -> RuleOutcome:
+    detail = {"metric": label, "failed": failed[:_SHOWN]}
+    if failed:
+        reason = f"{len(failed)} of {len(records)} failed; first: {failed[0]}"
+        return RuleOutcome(OWN, Verdict.FAIL, reason, n=len(records), detail=detail)
+    if not records:
+        return RuleOutcome(OWN, Verdict.FAIL, "nothing was done for any candidate", detail=detail)
+    return RuleOutcome(OWN, Verdict.PASS, f"{len(records)} {what}", n=len(records), detail=detail)
+
+
 def _named(outcome: RuleOutcome, label: str) -> RuleOutcome:
     return RuleOutcome(**{**vars(outcome), "rule": OWN, "detail": {**outcome.detail, "metric": label}})
 
 
-_OWN: dict[str, Callable[[Collection[str], Results], tuple[RuleOutcome, ...]]] = {
+_OWN: dict[str, Callable[[Results, Collection[str]], tuple[RuleOutcome, ...]]] = {
     "build-parity": _build_parity,
     "sglang-integration": _sglang_integration,
-    "tp8-canary": _tp8_canary,
-    "full-rollout": _full_rollout,
+}
+_LABELS = {
+    "build-parity": ("build", "parity"),
+    "sglang-integration": ("candidate_ready", "logprob_error", "wrong_tokens"),
 }

@@ -32,6 +32,7 @@ from phases.production.agreement import Agreement, compare
 from phases.production.renewer import Renewer, Turns
 from phases.production.settings import ProductionSettings
 from phases.serving.client import Client
+from phases.serving.own import OwnRequests
 
 Progress = Callable[[str], None]
 ROLLBACK = "rollback:"  # how the purpose of a rollback's lock on a host begins
@@ -106,6 +107,7 @@ class Production:
 
     def __post_init__(self) -> None:
         self.workers = self.fleet_settings.workers()
+        self.own = OwnRequests()  # what workers answered to us, which is no users' traffic
         self.fleet = Fleet(self.workers, limit=self.fleet_settings.at_once)
         self.locks: dict[str, HostLock] = {}  # taken by this process, by host
         self.leases: dict[str, Lease] = {}  # armed or adopted by this process, by host
@@ -157,7 +159,7 @@ class Production:
             return set()
 
     def client(self, host: Host, timeout: float | None = None) -> Client:
-        return Client(host.url, host.name, timeout or self.settings.server.request_timeout)
+        return Client(host.url, host.name, timeout or self.settings.server.request_timeout, self.own)
 
     def rank_facts(self, host: Host) -> list[dict[str, Any]]:
         """The fact file of every rank of a worker, as the kernel's plugin wrote them."""

@@ -106,6 +106,18 @@ class AgreementSettings:
 
 
 @dataclass(frozen=True)
+class LivenessSettings:
+    """Own completions of every worker that is judged or watched: a worker that does not answer them is at fault, whatever /health says."""
+
+    every: float = setting(
+        10.0, duration=True, at_least=0, help="time between completions of a worker; 0: none are asked"
+    )
+    within: float = setting(
+        30.0, duration=True, above=0, help="time an answer may take; longer than requests may wait in a full queue"
+    )
+
+
+@dataclass(frozen=True)
 class ProductionSettings:
     """What production runs and is to run, shared by the canary, the rollout, rollback and watch."""
 
@@ -126,6 +138,7 @@ class ProductionSettings:
     )
     warm_up: WarmUpSettings = setting(help="before a worker is judged", factory=WarmUpSettings)
     agreement: AgreementSettings = setting(help="outputs compared in production", factory=AgreementSettings)
+    liveness: LivenessSettings = setting(help="own completions of workers under judgement", factory=LivenessSettings)
     load: LoadSettings = setting(help="own traffic", factory=LoadSettings)
     prometheus: str = setting(
         "", pattern=r"|https?://\S+", help="Prometheus server to read metrics from; empty: the workers' own /metrics"

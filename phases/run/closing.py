@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from phases.base.errors import Exit, JournalError
 from phases.base.files import is_leftover, write_json
@@ -12,6 +12,7 @@ from phases.base.results import Results, StageEnd
 from phases.base.verdict import Verdict, severity
 from phases.gate.gate import judge
 from phases.gate.outcome import GateOutcome
+from phases.gate.own import own_labels
 from phases.ledger.checkpoint import GATE, PROVENANCE, RESULTS, Checkpoint, Draft, sha256
 from phases.ledger.ledger import Ledger
 from phases.ledger.provenance import statement
@@ -32,15 +33,19 @@ RECORD = "record the checkpoint"
 LastLook = Callable[[StepContext, Results], "tuple[StageEnd, Exit | None] | None"]
 
 
-def closing_steps(run: PhaseRun, last_look: LastLook | None = None) -> list[Step]:
+def closing_steps(run: PhaseRun, last_look: LastLook | None = None, stages: Sequence[str] = ()) -> list[Step]:
     """The last two steps of a phase. What the checkpoint holds lies in `run.checkpoint_files` by then, results.json included.
 
     Args:
         last_look: asked before the gate is judged, and again right before the checkpoint is recorded.
+        stages: what must have been judged for a PASS: the phase's own rules.
     """
-    rules = tuple(
-        f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})"
-        for rule in run.section.rules
+    rules = (
+        *own_labels(run.section.name, stages),
+        *(
+            f"{rule.kind} {getattr(rule.judge_by, 'metric', '')}".rstrip() + f" ({rule.where})"
+            for rule in run.section.rules
+        ),
     )
     where = f"branch {run.playbook.ledger.branch}" + (
         f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else ""
@@ -49,14 +54,14 @@ def closing_steps(run: PhaseRun, last_look: LastLook | None = None) -> list[Step
         Step(
             JUDGE,
             f"judge {len(rules)} rules; the worst verdict decides",
-            lambda context: judge_gate(run, context, last_look),
+            lambda context: judge_gate(run, context, last_look, stages),
             holds=lambda context, facts: all((run.checkpoint_files / name).is_file() for name in (GATE, PAGE)),
             detail=rules,
         ),
         Step(
             RECORD,
             f"commit results, tables and verdict to the ledger ({where})",
-            lambda context: record_checkpoint(run, context, last_look),
+            lambda context: record_checkpoint(run, context, last_look, stages),
             holds=lambda context, facts: _is_recorded(run, facts),
         ),
     ]
@@ -70,7 +75,9 @@ def ledger_of(playbook: Playbook, warn=lambda line: None) -> Ledger:  # type: ig
     )
 
 
-def judge_gate(run: PhaseRun, context: StepContext, last_look: LastLook | None = None) -> Facts:
+def judge_gate(
+    run: PhaseRun, context: StepContext, last_look: LastLook | None = None, stages: Sequence[str] = ()
+) -> Facts:
     """Judge results.json; write gate.json and the page for the reviewer beside it."""
     results = load_results(run.checkpoint_files / RESULTS)
     seen = last_look(context, results) if last_look else None
@@ -78,7 +85,7 @@ def judge_gate(run: PhaseRun, context: StepContext, last_look: LastLook | None =
         earlier = tuple(end for end in results.ends if end.stage != seen[0].stage)  # a look taken before this one
         results = dataclasses.replace(results, ends=(*earlier, seen[0]))
         write_json(run.checkpoint_files / RESULTS, results.to_json())
-    outcome = judge(run.section.name, run.section.rules, results)
+    outcome = judge(run.section.name, run.section.rules, results, candidates=run.candidates, stages=stages)
     write_json(run.checkpoint_files / GATE, outcome.to_json())
     passed = [rule for rule in outcome.rules if rule.verdict.advances]
     others = [rule for rule in outcome.rules if not rule.verdict.advances]
@@ -105,12 +112,14 @@ def _keep_playbook(run: PhaseRun) -> None:
         run.add_file(PLAYBOOK, text)
 
 
-def record_checkpoint(run: PhaseRun, context: StepContext, last_look: LastLook | None = None) -> Facts:
+def record_checkpoint(
+    run: PhaseRun, context: StepContext, last_look: LastLook | None = None, stages: Sequence[str] = ()
+) -> Facts:
     """Record everything below `run.checkpoint_files`. Safe to repeat: the same run gives the same checkpoint."""
     judged = context.facts[JUDGE]
     again = last_look(context, load_results(run.checkpoint_files / RESULTS)) if last_look else None
     if again and not again[0].verdict.advances:  # what the gate was judged on does not hold any more
-        judged = judge_gate(run, context, lambda _context, _results: again)
+        judged = judge_gate(run, context, lambda _context, _results: again, stages)
     draft = _draft(run, Verdict(judged["verdict"]), judged["judged_at"], _manifest_facts(run, context))
     draft.files[PROVENANCE] = statement(draft, run.record.started)
     checkpoint = ledger_of(run.playbook, context.progress).record(draft)

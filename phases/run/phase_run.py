@@ -47,6 +47,11 @@ class PhaseRun:
         return self.section.settings
 
     @property
+    def candidates(self) -> tuple[str, ...]:
+        """The kernel's variants that are to go to production."""
+        return tuple(name for name, variant in self.kernel.variants.items() if variant.role == "candidate")
+
+    @property
     def is_plan(self) -> bool:
         """Whether its steps are only shown: then nothing may be written."""
         return self.record.run_id == PLAN

@@ -13,6 +13,8 @@ import requests
 
 from phases.base.errors import ServingError
 from phases.base.scraping import TooLong, get_text
+from phases.serving.finish import not_as_asked
+from phases.serving.own import HEADER, OwnRequests
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,25 @@ class ScoringError(ServingError):
 
 
 class Client:
-    """One server. Every failure is a ServingError naming the server and what it answered."""
+    """One server. Every failure is a ServingError naming the server and what it answered. `own` counts what it answers to us."""
 
-    def __init__(self, url: str, name: str, timeout: float = 120.0) -> None:
-        self.url, self.name, self.timeout = url, name, timeout
+    def __init__(self, url: str, name: str, timeout: float = 120.0, own: OwnRequests | None = None) -> None:
+        self.url, self.name, self.timeout, self._own = url, name, timeout, own
         self._session = requests.Session()
+        self._session.headers.update(HEADER)
         self._session.trust_env = False  # no proxies between us and our own server
 
     def generate(self, prompt: str | list[int], tokens: int, *, stream: bool = False) -> Completion:
-        """Greedy completion of exactly `tokens` tokens with their log-probabilities."""
+        """Greedy completion of exactly `tokens` tokens with their log-probabilities; ServingError for one that ends otherwise."""
         body = self._body(prompt, tokens)
         started = time.monotonic()
         with self._understood("/generate"):
             data = self._stream(body) if stream else self._post("/generate", body)
-            return _completion(data, time.monotonic() - started)
+            completion = _completion(data, time.monotonic() - started)
+            wrong = not_as_asked(data["meta_info"].get("finish_reason"), len(completion.tokens), tokens, exactly=True)
+        if wrong:
+            raise ServingError(f"{self.name} did not answer as asked: {wrong}.", hint="See its log.")
+        return completion
 
     def tokenize(self, prompt: str) -> list[int]:
         """The server's own ids of a prompt (SGLang says 0 for the vocabulary's last, which no text of a real model has)."""
@@ -181,6 +188,7 @@ class Client:
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = self._session.post(f"{self.url}{path}", json=body, timeout=self.timeout)
+            self._count(answer)
             return self._checked(answer, f"POST {path}").json()
         except requests.RequestException as fault:
             raise self._failed(f"POST {path}", fault) from None
@@ -192,12 +200,17 @@ class Client:
             with self._session.post(
                 f"{self.url}/generate", json=body | {"stream": True}, timeout=self.timeout, stream=True
             ) as answer:
+                self._count(answer)
                 self._checked(answer, "POST /generate (streaming)")
                 for line in answer.iter_lines():
                     if line == b"data: [DONE]":
                         break
                     if line.startswith(b"data:"):
                         last = json.loads(line[5:])
+                        if "error" in last:
+                            raise ServingError(
+                                f"{self.name} broke off a stream: {str(last['error'])[:200]}.", hint="See its log."
+                            )
                 else:
                     raise ServingError(f"{self.name} cut a stream before its end.", hint="See its log.")
         except requests.RequestException as fault:
@@ -205,6 +218,10 @@ class Client:
         if last is None:
             raise ServingError(f"{self.name} streamed an empty answer.", hint="See its log.")
         return last
+
+    def _count(self, answer: requests.Response) -> None:
+        if self._own:
+            self._own.answered(self.url, answer.status_code)
 
     def _checked(self, answer: requests.Response, what: str) -> requests.Response:
         if answer.status_code != 200:

@@ -19,6 +19,9 @@ from typing import Any
 
 import requests
 
+from phases.serving.finish import not_as_asked
+from phases.serving.own import HEADER, OwnRequests
+
 _CONNECT_SECONDS = 5.0
 
 
@@ -39,7 +42,7 @@ class RequestRecord:
     Attributes:
         due: when it should have been sent; latencies count from here.
         first: when its first token came, None without one.
-        status: HTTP status; 0 when there was no answer, -1 when the stream broke off before its end.
+        status: HTTP status; 0 when there was no answer, -1 when the stream broke off before its end or did not end as asked.
         gaps: seconds between consecutive chunks of tokens.
         worker: the worker that served it, where known.
     """
@@ -85,13 +88,25 @@ class HttpSender:
 
     Args:
         url: base address. headers: such as the one that pins a worker. timeout: seconds without any data.
-        worker: recorded with each request when the address is one worker's.
+        worker: recorded with each request when the address is one worker's. own: counts answers, where that is so.
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 60.0, headers: dict[str, str] | None = None, worker: str = ""
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        headers: dict[str, str] | None = None,
+        worker: str = "",
+        own: OwnRequests | None = None,
     ) -> None:
-        self.url, self.timeout, self.headers, self.worker = url.rstrip("/"), timeout, headers or {}, worker
+        self.url, self.timeout, self.headers, self.worker = (
+            url.rstrip("/"),
+            timeout,
+            {**HEADER, **(headers or {})},
+            worker,
+        )
+        self._own = own
         self._local = threading.local()
 
     def __call__(self, prompt: Prompt, due: float) -> RequestRecord:
@@ -109,13 +124,17 @@ class HttpSender:
                 timeout=(_CONNECT_SECONDS, self.timeout),
             ) as answer:
                 status = answer.status_code
+                if self._own:
+                    self._own.answered(self.url, status)
                 if answer.ok:
-                    error = seen.read(answer)
+                    error = seen.read(answer, prompt)
                     status = status if not error else -1
                 else:
                     error = answer.text[:200]
         except requests.RequestException as fault:
             status, error = (-1 if seen.first else 0), f"{type(fault).__name__}: {fault}"[:200]
+        except (ValueError, LookupError, TypeError, AttributeError) as fault:
+            status, error = -1, f"not SGLang's answer ({type(fault).__name__}: {fault})"[:200]
         return RequestRecord(
             prompt.name, due, sent, seen.first, time.time(), status, seen.tokens, tuple(seen.gaps), self.worker, error
         )
@@ -135,18 +154,22 @@ class _Seen:
         self.gaps: list[float] = []
         self.tokens = 0
 
-    def read(self, answer: requests.Response) -> str:
-        """Read to the end; returns why the stream is not whole, or an empty text."""
+    def read(self, answer: requests.Response, prompt: Prompt) -> str:
+        """Read to the end; returns why the stream is not the whole answer that was asked for, or an empty text."""
+        finish: Any = None
         for line in answer.iter_lines():
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
             if data == b"[DONE]":
-                return ""
+                exactly = bool(prompt.extra.get("ignore_eos"))
+                return not_as_asked(finish, self.tokens, prompt.max_new_tokens, exactly=exactly)
             event = json.loads(data)
             if "error" in event:
                 return str(event["error"])[:200]
-            self._count(int(event.get("meta_info", {}).get("completion_tokens", self.tokens + 1)))
+            meta = event.get("meta_info", {})
+            finish = meta.get("finish_reason") or finish
+            self._count(int(meta.get("completion_tokens", self.tokens + 1)))
         return "the stream ended without [DONE]"
 
     def _count(self, tokens: int) -> None:

@@ -29,5 +29,5 @@ def tp8_canary(run: PhaseRun) -> list[Step]:
         canary.put_back(run, live),  # observed, not assumed; its exit code says how production ended
         canary.write_report(run),
         shared_steps.leave(live),
-        *closing_steps(run, last_look(run, canary.END)),
+        *closing_steps(run, last_look(run, canary.END), [canary.BAKE]),
     ]

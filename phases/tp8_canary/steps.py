@@ -13,7 +13,7 @@ from phases.base.errors import Exit, PhaseError
 from phases.base.results import Measurement, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.engines.ssh.host import Host
-from phases.fleet import shared_steps, traffic
+from phases.fleet import judging, shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
 from phases.fleet.shared_steps import PUSH, batches_under_floor, names, together
 from phases.production import agreement
@@ -23,7 +23,6 @@ from phases.rollback.steps import Rollback, roll_back, strayed
 from phases.rollback.takeover import let_others_finish
 from phases.run.phase_run import PhaseRun
 from phases.run.steps import Facts, Step, StepContext
-from phases.trial import judging
 from phases.trial.arms import Arms, choose_arms
 from phases.trial.end import TrialEnd
 from phases.trial.settings import Design
@@ -137,6 +136,7 @@ def bake(run: PhaseRun, live: Live) -> Step:
                         switched["digest"],
                         context,
                         others=arms.rest,
+                        share_tolerance=run.settings.share_tolerance,
                     )
                 known = _decide(run, context, production, trial_end, judging.share_row(trial_end, arms))
         with live.traffic(context).during(GOING_BACK) as back_load:

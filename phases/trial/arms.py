@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from phases.base.errors import UsageError
 from phases.engines.ssh.host import Host
 from phases.production.settings import Amount
-from phases.tp8_canary.settings import CanarySettings
 from phases.trial.settings import Design
 
 
@@ -26,7 +26,20 @@ class Arms:
         return len(self.canary) / (len(self.canary) + len(self.control) + len(self.rest))
 
 
-def choose_arms(workers: Sequence[Host], settings: CanarySettings) -> Arms:
+class Choice(Protocol):
+    """How many workers of which kind each arm takes."""
+
+    @property
+    def canary(self) -> Amount: ...
+    @property
+    def control(self) -> Amount: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def design(self) -> Design: ...
+
+
+def choose_arms(workers: Sequence[Host], settings: Choice) -> Arms:
     """Canaries first, then controls, in the order of the playbook among the workers with the wanted labels.
 
     Both arms take like workers: a canary of one kind (same labels `arch`, `tp`) is compared with a control of the same kind.

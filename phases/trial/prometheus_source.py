@@ -16,7 +16,17 @@ from urllib.parse import urlsplit
 
 import requests
 
-from phases.analysis.scrape import HISTOGRAMS, PREFIXES, RESPONSES, TOKENS, VERIFY_CALLS, Labels, Scrape
+from phases.analysis.scrape import (
+    ABORTED,
+    HISTOGRAMS,
+    PREFIXES,
+    PROMPT_TOKENS,
+    RESPONSES,
+    TOKENS,
+    VERIFY_CALLS,
+    Labels,
+    Scrape,
+)
 from phases.base.errors import AnalysisError
 from phases.engines.ssh.host import Host
 
@@ -135,7 +145,7 @@ def _names() -> str:
     """A pattern of every name that is read, with or without SGLang's prefixes; PromQL anchors it by itself."""
     histograms = sorted({name for names in HISTOGRAMS.values() for name in names})
     prefixes = "|".join(PREFIXES)
-    return f"({prefixes})?(({'|'.join(histograms)})_(bucket|count|sum)|{'|'.join((RESPONSES, TOKENS, VERIFY_CALLS, 'num_running_reqs'))})"
+    return f"({prefixes})?(({'|'.join(histograms)})_(bucket|count|sum)|{'|'.join((RESPONSES, TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS, 'num_running_reqs', 'num_queue_reqs'))})"
 
 
 def _samples(rows: list[dict[str, Any]], instance: str) -> dict[str, dict[Labels, float]]:

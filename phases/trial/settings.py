@@ -15,6 +15,8 @@ ERRORS = (
     "4xx",
 )  # 4xx are mostly the users' own, but a kernel that makes the server refuse what it took before shows there
 
+CHANGES = 0.2  # of a metric's chance of a false alarm: for changes inside the bake
+
 
 @dataclass(frozen=True)
 class MetricSettings:
@@ -45,6 +47,12 @@ class JudgeSettings:
         help="own requests a second sent straight to each arm and judged one by one; "
         "0: judge the histograms of /metrics, whose buckets make it slower and coarser",
     )
+    recent: float = setting(
+        0.5,
+        above=0,
+        at_most=1,
+        help="the most recent part of the bake, as a share of it, that must show by itself what all of it shows",
+    )
     error_tolerance: float = setting(
         0.01, at_least=0, at_most=0.5, help="excess share of failed requests that is acceptable"
     )
@@ -62,8 +70,13 @@ class JudgeSettings:
 
     @property
     def share(self) -> float:
-        """Alpha of each test: spent evenly over the metrics and the error rates."""
-        return self.alpha / (len(self.metrics) + len(ERRORS))
+        """Alpha of each test: spent evenly over the metrics and the error rates, those of own requests included."""
+        return self.alpha / (len(self.metrics) + len(ERRORS) + bool(self.probes))
+
+    @property
+    def change_share(self) -> float:
+        """Alpha of a metric's change-point test, out of the metric's own."""
+        return CHANGES * self.share
 
     def test(self, metric: MetricSettings) -> TestSettings:
         """One metric's test."""
@@ -71,12 +84,24 @@ class JudgeSettings:
             metric=metric.metric,
             quantile=metric.quantile,
             margin=metric.margin,
-            alpha=self.share,
+            alpha=self.share - self.change_share,
             window=self.window,
             min_samples=self.min_samples,
             settle=self.settle,
             deadline=self.deadline,
         )
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """When latencies recorded in Phase 3 may still judge."""
+
+    max_age: float = setting(7 * 86400.0, duration=True, above=0, help="age from which on nothing passes by it")
+    traffic: float = setting(
+        3.0,
+        above=1,
+        help="how many times more or less than then the rate of requests, prompt and answer lengths may be; beyond, nothing passes by it",
+    )
 
 
 class Design(Enum):

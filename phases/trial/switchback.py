@@ -15,31 +15,35 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from phases.analysis.counters import CounterWindows
-from phases.analysis.counts import ErrorTest
-from phases.analysis.decision import Decision
-from phases.analysis.histograms import HistogramTest
 from phases.analysis.scrape import RESPONSES, Labels, Scrape
-from phases.analysis.sequential import SequentialTest
 from phases.base.clock import Clock
 from phases.base.errors import AnalysisError
-from phases.base.verdict import Verdict
-from phases.production.hot import HotSwitch
-from phases.serving.load import RequestRecord
-from phases.trial.bake import Look, Probes, verdict_of
+from phases.trial.bake import Own, Probes
 from phases.trial.end import Fault, TrialEnd
-from phases.trial.looks import Looks
+from phases.trial.judge import ARMS, Judge, Look
+from phases.trial.loop import run_trial
 from phases.trial.metrics import Read, as_scrape, read_metrics
-from phases.trial.reference import Recorder
-from phases.trial.settings import ERRORS, JudgeSettings, SwitchbackSettings
+from phases.trial.settings import JudgeSettings, SwitchbackSettings
+from phases.trial.users import UsersOnly
 
-ARMS = ("canary", "control")  # the candidate's turns and the incumbent's
 CHECK_SECONDS = 5.0
 LATE = 0.999  # where in its block a stretch's counters are put: the two stretches of a block share its time
+
+
+class Switched(Protocol):
+    """What became of an order to switch: whether every rank acknowledged it, the kernel's side, and why some did not."""
+
+    @property
+    def safe(self) -> bool: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def missing(self) -> Mapping[str, str]: ...
 
 
 class Clipped:
@@ -86,103 +90,97 @@ class Switchback:
     Attributes:
         workers: name to URL; all switch together.
         switch: puts all workers on an arm's kernel; every rank must acknowledge.
-        check: asked every few seconds; a Fault ends the bake. It also sees to the leases.
+        check: asked every few seconds; a Fault ends the bake. It also sees to the leases. prove: asked before anything passes.
+        own: answers to our own requests, which are no users'.
     """
 
     settings: JudgeSettings
     turns: SwitchbackSettings
     workers: dict[str, str]
     clock: Clock
-    switch: Callable[[str], HotSwitch]
+    switch: Callable[[str], Switched]
     check: Callable[[], Fault | None]
     on_look: Look = lambda now, decisions: None
     read: Read = read_metrics
     probes: Probes | None = None
     kinds: dict[str, str] = field(default_factory=dict)
+    prove: Callable[[], Fault | None] = lambda: None
+    own: Own = lambda url: {}
     order: list[str] = field(default_factory=list)  # arms in the order in which they were observed
-
-    def __post_init__(self) -> None:
-        source = f"turns on {', '.join(self.workers)}"
-        tests = [
-            dataclasses.replace(self.settings.test(metric), window=self.turns.period, settle=0.0, deadline=None)
-            for metric in self.settings.metrics
-        ]
-        self._histograms = [] if self.probes else [HistogramTest(test, source=source) for test in tests]
-        self._records = (
-            [SequentialTest(test, source=f"own requests, {source}") for test in tests] if self.probes else []
-        )
-        self._errors = {
-            kind: ErrorTest(
-                kind,
-                tolerance=self.settings.error_tolerance,
-                alpha=self.settings.share,
-                window=self.turns.period,
-                deadline=None,
-                min_samples=self.settings.min_samples,
-                source=source,
-            )
-            for kind in ERRORS
-        }
-        self._clipped = {(arm, name): Clipped(f"{name} {arm}") for arm in ARMS for name in self.workers}
-        self._counters, self._reference = CounterWindows(), Recorder(self.settings.metrics)
-        self._requests = dict.fromkeys(ARMS, 0.0)
-        self._looks = Looks()
-        self._begun: set[tuple[str, str]] = set()
-        self._check_took = 0.0
 
     def run(self) -> TrialEnd:
         """Take turns until every test has decided and the bake is over, one fails, a worker is at fault, or the deadline has come.
 
         Servers that cannot be switched end it as INCONCLUSIVE, before anything was observed.
         """
-        if fault := self._wait(self.turns.lead_in):
-            return self._end(Verdict.FAIL, (), 0.0, fault)
-        started, decisions = self.clock.now(), list[Decision]()
-        for block, arms in enumerate(self._blocks()):
-            for arm in arms:
-                fault, able = self._observe(arm, block)
-                if fault:
-                    return self._end(
-                        Verdict.FAIL if able else Verdict.INCONCLUSIVE, decisions, self.clock.now() - started, fault
-                    )
-            elapsed = self.clock.now() - started
-            decisions = self._look((block + 1) * self.turns.period, elapsed)
-            verdict = verdict_of(decisions, elapsed, self.settings)
-            if verdict is not None:
-                return self._end(verdict, decisions, elapsed, None)
-        raise AssertionError("blocks do not end")
+        source = f"turns on {', '.join(self.workers)}"
+        self._judge = Judge(
+            self.settings,
+            probes=self.probes is not None,
+            source=source,
+            window=self.turns.period,
+            turns=True,
+            on_look=self.on_look,
+        )
+        self._clipped = {(arm, name): Clipped(f"{name} {arm}") for arm in ARMS for name in self.workers}
+        self._users = {name: UsersOnly() for name in self.workers}
+        self._begun: set[tuple[str, str]] = set()
+        self._check_took, self._block = 0.0, 0
+        self._blocks = self._shuffled()
+        return run_trial(self, self._judge, self.clock)
 
-    def _blocks(self) -> Iterator[Sequence[str]]:
+    # -- as a sampler of the loop ----------------------------------------------------------------------------------------
+
+    def begin(self) -> Fault | None:
+        return self._wait(self.turns.lead_in)
+
+    def sample(self) -> Fault | None:
+        """One block: a turn of each arm."""
+        for arm in next(self._blocks):
+            if fault := self._observe(arm, self._block):
+                return fault
+        self._block += 1
+        return None
+
+    def at(self) -> float:
+        return self._block * self.turns.period
+
+    def last_look(self) -> Fault | None:
+        return self.prove()
+
+    def pause(self) -> None:
+        """The next turn follows at once."""
+
+    def _shuffled(self) -> Iterator[Sequence[str]]:
         draw = random.Random(self.turns.seed)
         while True:
             arms = list(ARMS)
             draw.shuffle(arms)
             yield arms
 
-    def _observe(self, arm: str, block: int) -> tuple[Fault | None, bool]:
-        """One period: (what went wrong, whether the servers can be switched at all)."""
+    def _observe(self, arm: str, block: int) -> Fault | None:
+        """One period: what went wrong in it."""
         switched = self.switch(arm)
         if not switched.safe:
             host, why = next(iter(switched.missing.items()), ("the fleet", "no server was switched"))
-            return Fault(host, f"it cannot be switched to the {switched.to}'s kernel: {why}", incumbent=False), bool(
-                self.order
-            )
+            reason = f"it cannot be switched to the {switched.to}'s kernel: {why}"
+            return Fault(host, reason, incumbent=False, untried=not self.order)
         self.order.append(arm)
         if fault := self._wait(self.turns.washout):
-            return fault, True
+            return fault
         begun = self.clock.now()
         try:
             for name, scrape in self._scrape().items():
                 self._begin(arm, name, scrape, block)
             if fault := self._wait(self.turns.period - self.turns.washout):
-                return fault, True
+                return fault
             ended = self.clock.now()
             for name, scrape in self._scrape().items():
                 self._fold(arm, name, self._clipped[arm, name].end(scrape, (block + LATE) * self.turns.period))
         except AnalysisError as trouble:
-            return Fault(", ".join(self.workers), trouble.message, incumbent=False), True
+            return Fault(", ".join(self.workers), trouble.message, incumbent=False)
         self._take(arm, block, begun, ended)
-        return None, True
+        return None
 
     def _wait(self, seconds: float) -> Fault | None:
         """So many seconds, with a check every few of them and one that is over when they are: a check takes a second or more (SGLang's
@@ -203,10 +201,11 @@ class Switchback:
         """All workers at the same moment. Raises AnalysisError when one cannot be read."""
         with ThreadPoolExecutor(len(self.workers)) as pool:
             found = list(pool.map(self.read, self.workers.values()))
-        return {
+        scrapes = {
             name: as_scrape(text, t=self.clock.now(), source=name)
             for name, text in zip(self.workers, found, strict=True)
         }
+        return {name: self._users[name](scrape, self.own(self.workers[name])) for name, scrape in scrapes.items()}
 
     def _begin(self, arm: str, name: str, scrape: Scrape, block: int) -> None:
         start = self._clipped[arm, name].begin(scrape)
@@ -216,14 +215,8 @@ class Switchback:
 
     def _fold(self, arm: str, name: str, scrape: Scrape) -> None:
         if arm == "control":
-            self._reference.add(scrape, self.kinds.get(name, ""))
-        for test in self._histograms:
-            test.add(arm, scrape)
-        step = self._counters.add(scrape) if scrape.resolve([RESPONSES]) else None
-        if step:
-            self._requests[arm] += step.requests
-            for kind, test in self._errors.items():
-                test.add(arm, scrape.t, requests=step.requests, errors=step.errors(kind))
+            self._judge.reference(scrape, self.kinds.get(name, ""))
+        self._judge.fold(arm, scrape)
 
     def _take(self, arm: str, block: int, begun: float, ended: float) -> None:
         """Own requests that ended within the stretch, at the time of their block: as histograms count them.
@@ -232,23 +225,4 @@ class Switchback:
         """
         for _, record in self.probes.take() if self.probes else []:
             if begun <= record.finished <= ended:
-                self._judge(arm, record, block * self.turns.period + record.finished - begun)
-
-    def _judge(self, arm: str, record: RequestRecord, at: float) -> None:
-        for test in self._records:
-            value = record.metrics().get(test.settings.metric)
-            if record.ok and value is not None:
-                test.observe(arm, at, value, record.status)
-        if record.status <= 0:
-            self._errors["5xx"].add(arm, at, requests=1, errors=1)
-
-    def _look(self, now: float, elapsed: float) -> list[Decision]:
-        decisions = [test.look(now) for test in (*self._histograms, *self._records, *self._errors.values())]
-        self._looks.add(elapsed, decisions)
-        self.on_look(elapsed, decisions)
-        return decisions
-
-    def _end(self, verdict: Verdict, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> TrialEnd:
-        return TrialEnd(
-            verdict, tuple(decisions), self._looks, seconds, fault, self._reference.levels(), dict(self._requests)
-        )
+                self._judge.record(arm, record, block * self.turns.period + record.finished - begun)

@@ -14,6 +14,7 @@ from phases.base.errors import Exit, LedgerError
 from phases.base.verdict import Verdict
 from phases.engines.embedded.taken_down import require_up
 from phases.engines.ssh.errors import RouterError
+from phases.fleet import judging
 from phases.fleet.live import open_production, section
 from phases.fleet.traffic import own_load
 from phases.full_rollout.steps import recorded_reference
@@ -26,7 +27,8 @@ from phases.run.phase_run import PhaseRun
 from phases.run.session import adhoc_run
 from phases.run.steps import StepContext
 from phases.trial.end import Fault, TrialEnd
-from phases.trial.soak import Soak
+from phases.trial.looks import Looks
+from phases.trial.reference import Reference
 from phases.watch.settings import WatchSettings
 
 PHASE = "watch"
@@ -75,14 +77,14 @@ def _look(
     except RouterError as silent:
         fault = Fault("router", silent.message, incumbent=True)
     if fault:
-        return TrialEnd(Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, (), {}, 0.0, fault)
+        return TrialEnd(Verdict.INCONCLUSIVE if fault.incumbent else Verdict.FAIL, (), Looks(), 0.0, fault)
     context = StepContext(Path(), {}, progress, clock)
     try:
         reference = recorded_reference(run)
     except LedgerError as damaged:  # a ledger in disorder leaves nobody unwatched
         progress(f"watching without the latencies of Phase 3: {damaged.told}")
-        reference = ()
-    return Soak(production, settings.judge, reference, "", context).run(settings.interval)
+        reference = Reference()
+    return judging.soak(production, settings.judge, settings.reference, reference, "", context, settings.interval)
 
 
 def _standing(production: Production) -> Fault | None:

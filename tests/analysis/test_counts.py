@@ -125,3 +125,21 @@ def test_impossible_counts_are_refused(wrong):
 @pytest.mark.parametrize("tolerance", [0, 1e-15, 1e-300])
 def test_a_tolerance_nobody_can_show_says_never(tolerance):
     assert clean_requests(tolerance, 0.002) is None
+
+
+def test_a_pass_is_not_kept_when_its_bound_is_lost() -> None:
+    """600 of 18000 failed "within 0.01": clean for long, PASS early, then failures in both arms' noise until the bound denies it."""
+    test = ErrorTest("5xx", tolerance=0.01, alpha=0.0025, window=10.0)
+    seen = []
+    for second in range(0, 1800):
+        late = second >= 1500
+        test.add("canary", float(second), requests=10, errors=2.0 if late else 0.0)
+        test.add("control", float(second), requests=10, errors=1.9 if late else 0.0)
+        if second % 10 == 9:
+            seen.append(test.look(second + 1.0))
+    assert Verdict.PASS in [look.verdict for look in seen[:150]]
+    last = test.finish(1800.0)
+    assert last.counts["canary"] == {"requests": 18000, "errors": 600, "incidents": 300}
+    assert last.verdict is not Verdict.PASS and last.high is not None and last.high > 0.01
+    for look in seen:
+        assert look.verdict is not Verdict.PASS or (look.high is not None and look.high <= 0.01)

@@ -243,3 +243,31 @@ def test_snapshots_in_one_file():
         list(split_snapshots("# scrape then canary\n", "file"))
     with pytest.raises(AnalysisError, match="file:1"):
         list(split_snapshots("# scrape 3 baseline\n", "file"))
+
+
+def _responses(aborted: float | None, **answers: float) -> Scrape:
+    text = "# TYPE sglang:http_responses counter\n" + "".join(
+        f'sglang:http_responses_total{{endpoint="{endpoint}",status_code="200"}} {n}\n'
+        for endpoint, n in answers.items()
+    )
+    if aborted is not None:
+        text += f"# TYPE sglang:num_aborted_requests counter\nsglang:num_aborted_requests_total {aborted}\n"
+    return Scrape.parse(text, t=0.0, source="w1")
+
+
+def test_polls_are_no_requests_and_what_was_aborted_is_an_error() -> None:
+    """`/v1/models`, `/health`, `/metrics` and whatever else is polled must not dilute an error rate."""
+    windows = CounterWindows()
+    windows.add(_responses(2, **{"/generate": 10, "/v1/chat/completions": 5, "/v1/models": 900, "/health": 10, "": 3}))
+    step = windows.add(
+        _responses(6, **{"/generate": 20, "/v1/chat/completions": 15, "/v1/models": 1900, "/health": 90, "": 70})
+    )
+    assert step is not None and (step.requests, step.errors("5xx"), step.errors("4xx")) == (20, 4, 0)
+    late = windows.add(
+        _responses(9, **{"/generate": 20, "/v1/chat/completions": 15, "/v1/models": 1900, "/health": 90, "": 70})
+    )
+    assert late is not None and late.requests == late.errors("5xx") == 3  # counted when it began, given up now
+    older = CounterWindows()
+    older.add(_responses(None, **{"/generate": 10}))
+    step = older.add(_responses(None, **{"/generate": 30}))
+    assert step is not None and (step.requests, step.aborted) == (20, 0)

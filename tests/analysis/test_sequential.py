@@ -182,3 +182,18 @@ def test_a_rolling_test_finds_a_slowdown_that_comes_after_hours():
     assert test.look(7300.0).verdict is Verdict.FAIL
     test.reset()
     assert test.look(7300.0).verdict is None
+
+
+def test_no_pass_is_shown_beside_a_bound_over_the_limit() -> None:
+    """p95 ten times slower in the last five of thirty minutes: PASS was reached in between, and is not kept."""
+    rng = np.random.default_rng(11)
+    test, looks = SequentialTest(TestSettings(metric="ttft", quantile=0.95, margin=0.1, alpha=0.0033, window=10.0)), []
+    for start in range(0, 1800, 10):
+        for side in ("canary", "control"):
+            t = np.sort(rng.uniform(start, start + 10, 100))
+            slow = np.where(rng.random(100) < 0.06, 10.0, 1.0) if side == "canary" and start >= 1500 else 1.0
+            test.observe_many(side, t, 0.1 * np.exp(0.3 * rng.standard_normal(100)) * slow)
+        looks.append(test.look(start + 10.0))
+    assert Verdict.PASS in {look.verdict for look in looks[:150]} and looks[-1].verdict is not Verdict.PASS
+    for look in looks:
+        assert look.verdict is not Verdict.PASS or (look.high is not None and look.high <= look.threshold)

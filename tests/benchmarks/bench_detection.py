@@ -33,7 +33,7 @@ from phases.run.steps import StepContext
 from phases.engines.ssh.host import Host
 from phases.playbook.loader import load
 from phases.playbook.schema import Playbook
-from phases.trial import judging
+from phases.fleet import judging
 from phases.fleet import traffic
 from phases.trial.arms import choose_arms
 from phases.fleet.live import fleet_settings, open_production

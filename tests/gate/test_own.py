@@ -18,6 +18,8 @@ from phases.playbook.located import Mistakes, load_text
 
 VERDICTS = st.sampled_from(list(Verdict))
 RIGHT = ParityRecord(Case("q1", "float32"), "v", "cpu", True, 0.1, 1.0)
+WRONG = ParityRecord(Case("q1", "float32"), "w", "cpu", False, 9.0, 1.0, reason="error over tolerance")
+REFUSED = ParityRecord(Case("q1", "float32"), "w", "cpu", False, refused="too long")
 OUTPUTS = (Measurement("logprob_error", 0.0, n=9), Measurement("wrong_tokens", 0.0, n=9))
 
 
@@ -34,19 +36,38 @@ def parsed(*texts: str) -> list[object]:
 def test_a_failed_trial_is_never_a_pass_without_any_rule_of_a_playbook(phase: str) -> None:
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR):
         ends = (StageEnd("bake", verdict, "why", 9.0), StageEnd("soak", Verdict.PASS, "well", 9.0))
-        outcome = judge(phase, [], results(phase, ends=ends))
+        outcome = judge(phase, [], results(phase, ends=ends), stages=["bake", "soak"])
         assert outcome.verdict is verdict and outcome.rules[0].label == "bake" and outcome.rules[0].rule == OWN
 
 
-@pytest.mark.parametrize("phase", ["tp8-canary", "full-rollout", "build-parity", "sglang-integration"])
+STAGES: dict[str, list[str]] = {
+    "tp8-canary": ["bake"],
+    "full-rollout": ["wave 1", "soak"],
+    "build-parity": [],
+    "sglang-integration": [],
+}
+
+
+@pytest.mark.parametrize("phase", STAGES)
 def test_a_phase_that_judged_nothing_does_not_pass(phase: str) -> None:
     generous = parsed("{rule: measurement, metric: x, at_most: 1, absent: zero}")
-    assert not judge(phase, generous, results(phase)).verdict.advances
+    assert not judge(phase, generous, results(phase), stages=STAGES[phase]).verdict.advances
 
 
-def test_a_rollout_whose_soak_never_came_does_not_pass() -> None:
-    ends = (StageEnd("wave 1", Verdict.PASS, "well"),)
-    assert judge("full-rollout", [], results("full-rollout", ends=ends)).verdict is Verdict.ERROR
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_a_rollout_whose_waves_or_soak_never_came_does_not_pass(came: int) -> None:
+    stages = ["wave 1", "wave 2", "soak"]
+    found = results("full-rollout", ends=tuple(StageEnd(name, Verdict.PASS, "well") for name in stages[:came]))
+    outcome = judge("full-rollout", [], found, stages=stages)
+    assert outcome.verdict is Verdict.ERROR and outcome.rules[-1].label == "soak"
+    stopped = results("full-rollout", ends=(StageEnd("wave 1", Verdict.FAIL, "slow"),))
+    assert judge("full-rollout", [], stopped, stages=stages).verdict is Verdict.FAIL
+
+
+def test_an_end_told_twice_is_an_error_whichever_comes_first() -> None:
+    for first, second in ((Verdict.PASS, Verdict.FAIL), (Verdict.FAIL, Verdict.PASS), (Verdict.PASS, Verdict.PASS)):
+        twice = results("tp8-canary", ends=(StageEnd("bake", first, "a"), StageEnd("bake", second, "b")))
+        assert not judge("tp8-canary", [], twice, stages=["bake"]).verdict.advances
 
 
 def test_what_was_built_and_proved_passes_alone_and_what_is_wrong_fails_whatever_the_rules_look_at() -> None:
@@ -54,6 +75,13 @@ def test_what_was_built_and_proved_passes_alone_and_what_is_wrong_fails_whatever
     assert judge("build-parity", [], good).verdict is Verdict.PASS
     bad = results("build-parity", build=(BuildRecord("v", "sm_90", False, reason="no"),), parity=(RIGHT,))
     assert judge("build-parity", parsed("{rule: parity}"), bad).verdict is Verdict.FAIL
+    wrong = results("build-parity", build=good.build, parity=(RIGHT, WRONG))
+    narrow = parsed("{rule: parity, variants: [v]}", "{rule: parity, cases: ['q1/*']}", "{rule: build}")
+    assert judge("build-parity", narrow, wrong, candidates=["v", "w"]).verdict is Verdict.FAIL
+    assert judge("build-parity", [], wrong, candidates=["v"]).verdict is Verdict.PASS, "w is a baseline"
+    refused = results("build-parity", build=good.build, parity=(RIGHT, REFUSED))
+    assert judge("build-parity", [], refused, candidates=["v", "w"]).verdict is Verdict.PASS
+    assert not judge("build-parity", [], refused, candidates=["w"]).verdict.advances, "it computed nothing"
     served = results("sglang-integration", measurements=(Measurement("candidate_ready", 1.0, n=1), *OUTPUTS))
     assert judge("sglang-integration", [], served).verdict is Verdict.PASS
     other = results("sglang-integration", measurements=(Measurement("candidate_ready", 1.0, n=1),))
@@ -69,13 +97,15 @@ def test_rules_of_a_playbook_can_only_make_a_gate_stricter(
 ) -> None:
     for phase in ("tp8-canary", "full-rollout"):
         found = results(phase, ends=tuple(StageEnd(name, verdict, "why") for name, verdict in ends))
-        alone = judge(phase, [], found).verdict
+        alone = judge(phase, [], found, stages=STAGES[phase]).verdict
         bound = {Verdict.PASS: 1.0, Verdict.FAIL: 9.0}
         rows = tuple(Measurement(f"m{i}", bound.get(v), n=1) for i, v in enumerate(added))
         rules = parsed(
             *(f"{{rule: measurement, metric: m{i}, at_most: 5, absent: inconclusive}}" for i in range(len(added)))
         )
-        both = judge(phase, rules, Results(phase, "k", ends=found.ends, measurements=rows)).verdict
+        both = judge(
+            phase, rules, Results(phase, "k", ends=found.ends, measurements=rows), stages=STAGES[phase]
+        ).verdict
         assert severity(both) >= severity(alone)
         assert not both.advances or worst(v for _, v in ends) is Verdict.PASS
 

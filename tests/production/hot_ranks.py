@@ -87,7 +87,15 @@ def main() -> None:
             tokens = list(range(body["sampling_params"]["max_new_tokens"]))
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"output_ids": tokens, "text": "", "meta_info": {"prompt_tokens": 1}}).encode())
+            self.wfile.write(
+                json.dumps(
+                    {
+                        "output_ids": tokens,
+                        "text": "",
+                        "meta_info": {"prompt_tokens": 1, "finish_reason": {"type": "length"}},
+                    }
+                ).encode()
+            )
 
         def log_message(self, *arguments: object) -> None:
             pass

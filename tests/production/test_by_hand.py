@@ -22,7 +22,7 @@ from phases.production.production import WorkerState
 from phases.rollback import by_hand
 from phases.rollback.by_hand import _recorded, _replaced
 from phases.rollback.steps import Rollback
-from phases.trial.reference import Level
+from phases.trial.reference import Level, Reference
 from phases.watch import phase as watch
 
 
@@ -133,27 +133,29 @@ def test_the_reference_is_of_this_playbooks_own_phase_3_and_a_ledger_in_disorder
 
     monkeypatch.setattr(waves, "ledger_of", lambda playbook: rollouts)
     run = SimpleNamespace(playbook=SimpleNamespace(name="mine"))
-    assert waves.recorded_reference(run) == ()  # type: ignore[arg-type]
+    assert waves.recorded_reference(run) == Reference()  # type: ignore[arg-type]
     mine, _ = (
         passed("mine", 1.0),
         passed("another", 0.001),
     )  # of another model, say: production would seem to have got slower
     damage(rollouts, "checkpoints/0001-full-rollout-PASS/manifest.json", b"{")
-    assert [level.low for level in waves.recorded_reference(run)] == [1.0]  # type: ignore[arg-type]
+    recorded = waves.recorded_reference(run)  # type: ignore[arg-type]
+    assert [level.low for level in recorded.levels] == [1.0]
+    assert (recorded.checkpoint, recorded.kernel, recorded.recorded_at) == (
+        mine.rpartition("/")[2],
+        "k",
+        1_700_000_000.0,
+    )
 
     damage(rollouts, f"{mine}/{RESULTS}", b"null")
     soaked: list[object] = []
     monkeypatch.setattr(watch, "_standing", lambda production: None)
     monkeypatch.setattr(
-        watch,
-        "Soak",
-        lambda production, judge, reference, *more: (
-            soaked.append(reference) or SimpleNamespace(run=lambda seconds: "looked")
-        ),
+        watch.judging, "soak", lambda production, judge, fit, reference, *more: soaked.append(reference) or "looked"
     )
     said: list[str] = []
-    settings = SimpleNamespace(judge=None, interval=1.0)
+    settings = SimpleNamespace(judge=None, interval=1.0, reference=None)
     assert watch._look(run, None, settings, None, said.append) == "looked"  # type: ignore[arg-type]
-    assert soaked == [()] and said == [
+    assert soaked == [Reference()] and said == [
         "watching without the latencies of Phase 3: 0003-tp8-canary-PASS holds no readable results. See `phase checkpoint verify 3`."
     ]

@@ -28,6 +28,7 @@ from phases.engines.ssh.releases import ReleaseStore
 from phases.engines.ssh.router import RoutedWorker
 from phases.engines.ssh.session import op
 from phases.engines.ssh.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
+from phases.fleet import judging
 from phases.fleet.report import table
 from phases.production import hot
 from phases.production.hot import Answer, HotSwitch
@@ -38,10 +39,9 @@ from phases.rollback.steps import Rollback, _not_restored, roll_back, safe_only
 from phases.run.steps import StepContext
 from phases.serving.settings import SideSettings
 from phases.tp8_canary.settings import CanarySettings
-from phases.trial import judging
 from phases.trial.arms import Arms
-from phases.trial.settings import Design, JudgeSettings, MetricSettings, SwitchbackSettings
-from phases.trial.soak import Soak
+from phases.trial.reference import Reference
+from phases.trial.settings import Design, JudgeSettings, MetricSettings, ReferenceSettings, SwitchbackSettings
 from tests.engines.ssh.sshfleet import end_processes_of, free_port
 from tests.engines.ssh.worker import LONG, eventually
 from tests.production.test_hot_host import bundle
@@ -249,12 +249,10 @@ def test_a_rank_that_fell_back_by_itself_is_a_fault_of_a_soak_and_of_a_watch(sma
         said: list[str] = []
         context = StepContext(small.directory, {}, said.append, production.clock)
         judge = JudgeSettings((MetricSettings("e2e", 0.5, 0.5),), window=1, bake=1, deadline=2, min_samples=1)
-        soak = Soak(production, judge, (), "", context)
         monkeypatch.setitem(get_text.__kwdefaults__, "most", 10)  # shorter than what the workers say
-        verdict = soak.run(5)
-    assert any(
-        line.startswith("w1 is up, but its metrics cannot be read: ") and "is longer than" in line for line in said
-    ), said
+        fit = ReferenceSettings()
+        verdict = judging.soak(production, judge, fit, Reference(), "", context, 5)
+    assert any(line.startswith("w1: its metrics cannot be read: ") and "is longer than" in line for line in said), said
     assert verdict.fault and verdict.fault.worker == "w3" and "layer 1" in verdict.reason
 
 

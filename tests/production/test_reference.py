@@ -13,14 +13,16 @@ from phases.trial.reference import Level, _range, against
 from phases.trial.settings import MetricSettings
 
 METRIC = MetricSettings("e2e", 0.95, 0.2)
-THEN = Level("e2e", 0.95, 0.9, 1.0, 1000)
+THEN = Level("e2e", 0.95, 0.9, 1.0, 1000)  # at most 1.08 s are within the margin for certain
 
 
 @pytest.mark.parametrize(
     ("low", "high", "n", "outcome"),
     [
         (0.9, 1.0, 1000, Verdict.PASS),
-        (1.1, 1.3, 1000, Verdict.PASS),  # its lower edge is within the margin: not called worse
+        (0.9, 1.07, 1000, Verdict.PASS),
+        (0.9, 1.09, 1000, None),  # its upper edge is not within the margin: not proven worse is not well
+        (1.1, 1.3, 1000, None),
         (1.21, 1.3, 1000, Verdict.FAIL),
         (5.0, 6.0, 99, None),  # too few to tell
         (0.1, 0.2, 1000, Verdict.PASS),

@@ -33,7 +33,10 @@ class Answering(http.server.BaseHTTPRequestHandler):
         if type(self).refuses:
             self._answer(503, b"no worker is left")
         else:
-            self._answer(200, b'data: {"meta_info": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n')
+            self._answer(
+                200,
+                b'data: {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "length"}}}\n\ndata: [DONE]\n\n',
+            )
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

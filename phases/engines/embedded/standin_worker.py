@@ -38,6 +38,7 @@ class Faults:
         self.wedged_after = get("WEDGED_AFTER", 0)  # as mute, after so many requests
         self.slow = get("SLOW", 1)  # factor on every latency
         self.errors = get("ERRORS", 0)  # share of requests answered with 500
+        self.aborts = get("ABORTS", 0)  # share of streams that begin with 200 and end in an abort
         self.refuses = get("REFUSES", 0)  # share of requests answered with 400
         self.wrong = get(
             "WRONG", 0
@@ -57,7 +58,7 @@ class Worker:
         self.faults = Faults(self.backend)
         self.ranks = int(arguments[arguments.index("--tp") + 1]) if "--tp" in arguments else 1
         self.lock = threading.Lock()
-        self.running = self.served = self.tokens = 0
+        self.running = self.served = self.tokens = self.aborted = 0
         self.answers: dict[int, int] = {}
         self.buckets = {name: [0] * (len(EDGES) + 1) for name in HISTOGRAMS}
         self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
@@ -112,6 +113,8 @@ class Worker:
             lines += [
                 "# TYPE sglang:generation_tokens counter",
                 f"sglang:generation_tokens_total {self.tokens}",
+                "# TYPE sglang:num_aborted_requests counter",
+                f"sglang:num_aborted_requests_total {self.aborted}",
                 "# TYPE sglang:http_responses counter",
             ]
             lines += [
@@ -192,6 +195,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         meta = {
             **self.prompt_logprobs(body),
             "prompt_tokens": 4,
+            "finish_reason": {"type": "length", "length": tokens},
             "first_token_latency": first,
             "output_token_logprobs": [[logprob, token, None] for token in range(tokens)],
         }
@@ -230,11 +234,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
             event = {
                 "text": "x" * done,
                 "output_ids": list(range(done)),
-                "meta_info": {**meta, "completion_tokens": done},
+                "meta_info": {
+                    **meta,
+                    "completion_tokens": done,
+                    "finish_reason": self.finish(meta["finish_reason"]) if done == tokens else None,
+                },
             }
             self.chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
         self.chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
+
+    def finish(self, reason: dict) -> dict:
+        """How a stream ends: as asked, or given up, which no status shows."""
+        worker = self.worker
+        if worker.random.random() >= worker.faults.aborts:
+            return reason
+        with worker.lock:
+            worker.aborted += 1
+        return {"type": "abort", "message": "made to"}
 
     def chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

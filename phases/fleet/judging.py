@@ -1,4 +1,4 @@
-"""A bake as a step runs it: traffic on, both arms watched, leases kept alive, everything kept for the report."""
+"""Trials as steps run them: traffic on, every worker asked for own completions, leases kept alive, everything kept for the report."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import itertools
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from phases.analysis.decision import Decision
+from phases.base.errors import ServingError
 from phases.base.results import Measurement
 from phases.engines.ssh.host import Host
 from phases.fleet.traffic import prompts_of
@@ -22,12 +23,15 @@ from phases.run.phase_run import PhaseRun
 from phases.run.steps import StepContext
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 from phases.tp8_canary.settings import CanarySettings
+from phases.trial.alive import Liveness
 from phases.trial.arms import Arms, kinds_of
 from phases.trial.bake import Bake
 from phases.trial.end import Fault, TrialEnd
 from phases.trial.looks import look_facts, name_of
 from phases.trial.metrics import reader
-from phases.trial.settings import JudgeSettings
+from phases.trial.reference import Reference
+from phases.trial.settings import JudgeSettings, ReferenceSettings
+from phases.trial.soak import Soak
 from phases.trial.switchback import Switchback
 
 
@@ -42,12 +46,14 @@ def judge(
     *,
     moved: Sequence[Host] = (),
     others: Sequence[Host] = (),
+    share_tolerance: float | None = None,
 ) -> TrialEnd:
     """Bake the canary against the control until there is a verdict.
 
     Args:
         moved: workers on the candidate beside the canary: not compared, but one at fault ends the bake all the same.
         others: workers on the incumbent beside the control: part of the reference.
+        share_tolerance: how far the canary's share of users' requests may be from its share of workers; None: not looked at.
     """
     arms = {"canary": canary, "control": control, "": others}
     urls = {name: {host.name: host.url for host in hosts} for name, hosts in arms.items()}
@@ -59,7 +65,8 @@ def judge(
         wrong = watch.disagreement()
         if wrong:
             return Fault(wrong.worker, wrong.reason, incumbent=False)
-        fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0)
+        fault = _sick(production, candidates, control, digest, thorough=counted[0] % 3 == 0) or silent.check()
+        fault = fault or routed.check()
         taken = (taken_over(production) or put_back_by_others(production)) if fault else ""
         return Fault(fault.worker, f"somebody else took over {taken}", incumbent=False) if fault and taken else fault
 
@@ -67,6 +74,8 @@ def judge(
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
         context.look(look_facts(elapsed, decisions, settings, {"canary": canary, "control": control}))
 
+    silent = Answers(production, candidates, control)
+    routed = Routed(production, candidates, control)
     watch = AgreementWatch(
         lambda turn: production.agreement(candidates[turn % len(candidates)]),
         production.settings.agreement,
@@ -84,6 +93,10 @@ def judge(
             others=urls[""],
             read=reader(production.settings, production.workers),
             kinds=kinds_of(production.workers),
+            prove=silent.prove,
+            own=production.own.of,
+            share_tolerance=share_tolerance,
+            stalled=production.settings.liveness.within,
         )
         trial_end = bake.run()
     return dataclasses.replace(
@@ -110,6 +123,12 @@ def judge_turns(
         context.progress(f"{elapsed:5.0f} s  " + "   ".join(map(_brief, decisions)))
         context.look(look_facts(elapsed, decisions, settings.judge, {"canary": canary, "control": canary}))
 
+    silent, routed = Answers(production, canary), Routed(production, canary)
+
+    def check() -> Fault | None:
+        sick = _sick(production, canary, (), digest, thorough=True, turns=True)
+        return sick or silent.check() or routed.check()
+
     with contextlib.ExitStack() as stack:
         probes = ArmProbes(run, production, settings.judge, {"": canary}) if settings.judge.probes else None
         for load in probes.loads if probes else ():
@@ -121,14 +140,120 @@ def judge_turns(
             {host.name: host.url for host in canary},
             context.clock,
             switch,
-            lambda: _sick(production, canary, (), digest, thorough=True, turns=True),
+            check,
             on_look,
             reader(production.settings, production.workers),
             probes,
             kinds_of(production.workers),
+            silent.prove,
+            production.own.of,
         )
         trial_end = bake.run()
     return dataclasses.replace(trial_end, agreements=tuple(found.to_json() for found in production.agreements))
+
+
+def soak(
+    production: Production,
+    settings: JudgeSettings,
+    fit: ReferenceSettings,
+    reference: Reference,
+    digest: str,
+    context: StepContext,
+    seconds: float,
+    lost: Collection[str] = (),
+) -> TrialEnd:
+    """The whole fleet for so long, against what Phase 3 recorded.
+
+    Args:
+        digest: release every worker must run; empty: whatever it runs.
+        lost: workers that could not be moved and are not looked at; the failure budget allows them.
+    """
+    hosts = [host for host in production.workers if host.name not in lost]
+    silent = Answers(production, hosts)
+
+    def check() -> Fault | None:
+        for host in hosts:
+            if not _answers(production, host):
+                return Fault(host.name, "it does not answer /health", incumbent=False)
+            reason = production.seen_mixed(host, digest) if digest else production.tripped(host)
+            if reason:
+                return Fault(host.name, reason, incumbent=False)
+        for name, why in production.lost_leases().items():
+            return Fault(name, f"its lease cannot be renewed: {why}", incumbent=False)
+        return silent.check()
+
+    def on_look(elapsed: float, decisions: Sequence[Decision]) -> None:
+        told = ", ".join(
+            f"{name_of(d)} {d.estimate:.2f}x the reference: {d.word}" for d in decisions if d.estimate is not None
+        )
+        context.progress(f"{elapsed:5.0f} s  {told or 'every worker well, too little served to tell latencies'}")
+        context.look(look_facts(elapsed, decisions, settings, {"all workers": hosts}, seconds))
+
+    if about := reference.describe(context.clock.now()):
+        context.progress(f"held against {about}")
+    return Soak(
+        settings,
+        reference,
+        {host.name: host.url for host in hosts},
+        context.clock,
+        check,
+        fit,
+        kinds_of(production.workers),
+        silent.prove,
+        reader(production.settings, production.workers),
+        production.own.of,
+        on_look,
+        context.progress,
+        production.settings.liveness.within,
+    ).run(seconds)
+
+
+class Answers:
+    """Own completions of workers under judgement; one that does not come is a fault. The control being silent is the incumbent's."""
+
+    def __init__(self, production: Production, workers: Sequence[Host], control: Sequence[Host] = ()) -> None:
+        settings = production.settings.liveness
+        self._control = {host.name for host in control}
+        asks = {host.name: functools.partial(_complete, production, host) for host in (*workers, *control)}
+        self._liveness = Liveness(asks, settings.every, settings.within, production.clock)
+
+    def check(self) -> Fault | None:
+        return self._fault(self._liveness.check())
+
+    def prove(self) -> Fault | None:
+        return self._fault(self._liveness.prove())
+
+    def _fault(self, silent: tuple[str, str] | None) -> Fault | None:
+        return Fault(*silent, incumbent=silent[0] in self._control) if silent else None
+
+
+class Routed:
+    """Whether the router still sends users to the workers under judgement: one that left it twice in a row is no canary any more.
+
+    A router that does not answer, or lists nobody at all, says nothing about a worker: then there are too few users to pass anything.
+    """
+
+    def __init__(self, production: Production, workers: Sequence[Host], control: Sequence[Host] = ()) -> None:
+        self._production, self._control = production, {host.name for host in control}
+        self._hosts = [*workers, *control]
+        self._missing: set[str] = set()
+
+    def check(self) -> Fault | None:
+        listed = self._production.routed(needed=False)
+        missing = {host.name for host in self._hosts if host.url not in listed} if listed else set()
+        gone, self._missing = sorted(missing & self._missing), missing
+        if not gone:
+            return None
+        return Fault(gone[0], "the router sends it no users any more", incumbent=gone[0] in self._control)
+
+
+def _complete(production: Production, host: Host) -> None:
+    """One own completion through the scheduler; asked again before it counts as failed."""
+    client = production.client(host, production.settings.liveness.within)
+    try:
+        client.generate("alive?", 4)
+    except ServingError:
+        client.generate("alive?", 4)
 
 
 class ArmProbes:
@@ -142,7 +267,9 @@ class ArmProbes:
         prompts = prompts_of(run, load)
         self.loads = [
             OpenLoopLoad(
-                _in_turn([HttpSender(host.url, timeout=timeout, worker=host.name) for host in hosts]),
+                _in_turn(
+                    [HttpSender(host.url, timeout=timeout, worker=host.name, own=production.own) for host in hosts]
+                ),
                 prompts,
                 settings.probes,
                 max_in_flight=load.max_in_flight,
@@ -192,7 +319,7 @@ def measurements(trial_end: TrialEnd) -> tuple[Measurement, ...]:
 
 
 def share_row(trial_end: TrialEnd, arms: Arms) -> Measurement:
-    """Requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
+    """Users' requests the canary got, over what its share of both arms' workers would give it: 1 when the router spreads evenly."""
     canary, control = trial_end.requests.get("canary", 0.0), trial_end.requests.get("control", 0.0)
     total = canary + control
     wanted = len(arms.canary) / (len(arms.canary) + len(arms.control or arms.canary))  # in turns: half of the time
@@ -258,6 +385,7 @@ def evidence(production: Production, trial_end: TrialEnd) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
     facts: dict[str, Any] = {"sequential": trial_end.facts()}
     facts |= {"reference": [level.to_json() for level in trial_end.reference], "agreement": list(trial_end.agreements)}
+    facts["reference_traffic"] = trial_end.traffic.to_json() if trial_end.traffic else None
     if trial_end.fault:
         host = next((h for h in production.workers if h.name == trial_end.fault.worker), None)
         facts["fault"] = {
