@@ -25,7 +25,7 @@ from phases.cli.common import (
     say,
 )
 from phases.playbook.phase_kinds import ROLLBACK_PHASE
-from phases.playbook.schema import PhaseSection, Playbook
+from phases.playbook.schema import PhaseSection, Playbook, Review
 
 if TYPE_CHECKING:
     from phases.ledger.checkpoint import Approval
@@ -67,8 +67,15 @@ class Done:
     is_flag=True,
     help="Stand in for the person, where the playbook says `allow_yes: true`: start production phases, approve passed gates.",
 )
+@click.option(
+    "--allow-dirty",
+    is_flag=True,
+    help="Let what this run records be approved although the tree has uncommitted changes; every page then says so.",
+)
 @json_option
-def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, as_json: bool) -> None:
+def run(
+    phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, allow_dirty: bool, as_json: bool
+) -> None:
     """Run phases: do the steps, judge the gate, record a checkpoint.
 
     Without PHASE the phases of the playbook are run in order; those that have already passed (and been approved) for
@@ -81,6 +88,11 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
     done: list[Done] = []
     code = Exit.PASSED
     _require_yes_allowed(_to_run(playbook, phases), yes)
+    if resume and allow_dirty:
+        raise UsageError(
+            "--allow-dirty is said when a run starts; --resume goes on with what its run said.",
+            hint="Leave out one of the two.",
+        )
     _warn_of_dirty_tree(playbook, _to_run(playbook, phases))
     for section in _to_run(playbook, phases):
         again = resume
@@ -94,7 +106,9 @@ def run(phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: 
             if skip:
                 break
             again = resume and session.has_unfinished(playbook, section)
-        outcome = _run_one(playbook, section, again, yes, as_json)
+        if yes and not again and not allow_dirty:
+            _require_clean_for_yes(playbook, section)
+        outcome = _run_one(playbook, section, again, yes, allow_dirty, as_json)
         waits = outcome.code is Exit.WAITING_FOR_REVIEW
         done.append(Done(outcome, _approve(playbook, section) if waits and yes and section.allow_yes else None))
         code = done[-1].code
@@ -116,6 +130,21 @@ def _require_yes_allowed(sections: tuple[PhaseSection, ...], yes: bool) -> None:
         raise UsageError(
             f"{refused[0].where}: {refused[0].name} changes production and does not allow --yes.",
             hint="Leave --yes out and answer on a terminal, or set `allow_yes: true` there if nobody needs to look.",
+        )
+
+
+def _require_clean_for_yes(playbook: Playbook, section: PhaseSection) -> None:
+    """Before it takes its minutes: what is not in git is not approved, by --yes neither."""
+    from phases.ledger.git import Git
+    from phases.ledger.repository import repository_of
+    from phases.ledger.source import changed_paths
+
+    if not section.allow_yes or section.review is not Review.REQUIRED:
+        return
+    if changed := changed_paths(Git(repository_of(playbook.path))):
+        raise UsageError(
+            f"there are uncommitted changes ({changed}), and --yes approves only what is in git.",
+            hint="Commit them; or add --allow-dirty, which every page then says.",
         )
 
 
@@ -169,7 +198,9 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
     return Exit.PASSED, False
 
 
-def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool) -> Any:
+def _run_one(
+    playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, allow_dirty: bool, as_json: bool
+) -> Any:
     from phases.cli.watchers import watcher
     from phases.harness import contract
     from phases.ledger import repository as source
@@ -190,7 +221,13 @@ def _run_one(playbook: Playbook, section: PhaseSection, resume: bool, yes: bool,
         )
         try:
             return session.run_phase(
-                playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note
+                playbook,
+                section,
+                resume=resume,
+                clock=SystemClock(),
+                watcher=watching,
+                notice=note,
+                allow_dirty=allow_dirty,
             )
         finally:
             keep_written(playbook, SystemClock(), note)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from phases.base.errors import GateError, UsageError
 from phases.ledger.checkpoint import Approval, Checkpoint, mail_of
 from phases.ledger.git import GitFailed
+from phases.ledger.source import ALLOWED_DIRTY
 from phases.ledger.verify import verify_files
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
         four_eyes: refuse the author's own approval.
 
     Raises:
-        GateError: the gate did not pass, the digest is another one, a file is not as recorded, or the author approves their own work.
+        GateError: the gate did not pass, the digest is another one, a file is not as recorded, the source was not in git and
+            the run did not say so, or the author approves their own work.
         UsageError: no reason given.
     """
     reason = _check(checkpoint, reason, seen)
@@ -48,6 +50,7 @@ def approve(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, a
             f"{checkpoint.name} has verdict {checkpoint.verdict.value}; only PASS can be approved.",
             hint="Mend the cause and run the phase again.",
         )
+    _require_clean_source(checkpoint)
     _require_unaltered(ledger, checkpoint)
     person = ledger.git.identity()
     if four_eyes and mail_of(person) == mail_of(checkpoint.author):
@@ -62,6 +65,16 @@ def reject(ledger: Ledger, checkpoint: Checkpoint, *, reason: str, seen: str, at
     """Say no to a checkpoint: the run stops there. Raises as `approve`, but any verdict may be rejected."""
     reason = _check(checkpoint, reason, seen)
     return ledger.decide(checkpoint, "reject", reason, at)
+
+
+def _require_clean_source(checkpoint: Checkpoint) -> None:
+    """What is approved must be in git, or the run must have said from its start that it is not."""
+    source = checkpoint.manifest["source"]
+    if source.get("dirty") and source.get(ALLOWED_DIRTY) is not True:
+        raise GateError(
+            f"{checkpoint.name} was recorded with uncommitted changes, so nobody can say later what was approved.",
+            hint=f"Commit them and run {checkpoint.phase} again; or run it with --allow-dirty, which every page then says.",
+        )
 
 
 def _require_unaltered(ledger: Ledger, checkpoint: Checkpoint) -> None:

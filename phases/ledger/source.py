@@ -7,6 +7,7 @@ from typing import Any
 
 from phases.ledger.git import Git
 
+ALLOWED_DIRTY = "allow_dirty"  # in `source` of a run that was started with --allow-dirty
 _LISTED = 100  # changed paths named in the manifest; the digest covers them all
 
 

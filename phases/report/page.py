@@ -16,7 +16,7 @@ from phases.report import charts, sections
 from phases.report.charts import Point
 from phases.report.markup import definitions, folded, interval, number, pre, section, table, text
 from phases.report.side_by_side import side_by_side
-from phases.report.view import ReportView
+from phases.report.view import ReportView, tree_words
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -63,7 +63,7 @@ def _head(view: ReportView) -> str:
         else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
     )
     source = view.manifest["source"]
-    commit = (source.get("commit") or "none") + (" with uncommitted changes" if source.get("dirty") else "")
+    commit = (source.get("commit") or "none") + tree_words(source)
     decisions = "".join(
         f'<p class="decision">{text(a.decision)}: {text(a.person)}, {text(a.at)}: {text(a.reason)}</p>'
         for a in view.approvals

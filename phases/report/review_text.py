@@ -11,7 +11,7 @@ from phases.report import side_by_side, timeline
 from phases.report.blocks import Block, line
 from phases.report.markup import figures
 from phases.report.strips import strip
-from phases.report.view import Change, ReportView
+from phases.report.view import Change, ReportView, tree_words
 
 COLOURS = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "ABORTED": "magenta"}
 SHOWN_FACTS = 24  # lines of environment changes and of provenance; the rest is counted
@@ -47,7 +47,7 @@ def _head(view: ReportView, age: str) -> list[Block]:
         if not failed
         else f"{len(failed)} of {len(view.gate.rules)} rules did not pass: {', '.join(r.label for r in failed)}"
     )
-    tree = " with uncommitted changes" if source.get("dirty") else ""
+    tree = tree_words(source)
     recorded = f"{str(view.manifest['recorded_at']).replace('T', ' ')[:16]} UTC" + (f" ({age} ago)" if age else "")
     state = view.review if view.approvals or view.gate.verdict.advances else ""  # only what passed waits for anybody
     return [

@@ -13,6 +13,7 @@ from phases.base.results import Results
 from phases.gate.outcome import GateOutcome
 from phases.ledger import checkpoint as cp
 from phases.ledger.approvals import Review, review_state
+from phases.ledger.source import ALLOWED_DIRTY
 from phases.report import anchors, moved
 from phases.report.anchors import Anchor
 
@@ -188,6 +189,14 @@ def _change(ledger: Ledger, approved: Checkpoint, manifest: dict[str, Any], file
 
 def _gate(files: dict[str, bytes]) -> GateOutcome:
     return GateOutcome.from_json(json.loads(files[cp.GATE]))
+
+
+def tree_words(source: dict[str, Any]) -> str:
+    """What stands behind a commit whose work tree differed from it; empty for a clean one."""
+    if not source.get("dirty"):
+        return ""
+    allowed = " (--allow-dirty)" if source.get(ALLOWED_DIRTY) else " (the run had no --allow-dirty)"
+    return " with uncommitted changes" + allowed
 
 
 def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -70,8 +70,11 @@ def run_phase(
     watcher: Watcher,
     notice: Callable[[str], None] = lambda line: None,
     on_record: OnRecord | None = None,
+    allow_dirty: bool = False,
 ) -> Outcome:
     """Run a phase, or go on with its latest attempt, and record its checkpoint.
+
+    `allow_dirty`: of a new attempt, whether what it records from a tree with uncommitted changes may be approved all the same.
 
     Raises a PhaseError for whatever stops it before a checkpoint is recorded: LockedError, Interrupted, the errors of
     the steps; UsageError when there is nothing to resume; GateError when an earlier phase has not passed.
@@ -86,7 +89,7 @@ def run_phase(
         ledger = ledger_of(playbook)
         require_whole(ledger)
         progress.require_ready(section, progress.standings(playbook, ledger, kernel_digest(playbook)))
-        directory = _attempt(state, playbook, section, repo, clock, resume, notice)
+        directory = _attempt(state, playbook, section, repo, clock, resume, notice, allow_dirty)
         return _execute(playbook, section, repo, directory, clock, watcher, on_record)
 
 
@@ -153,6 +156,7 @@ def _attempt(
     clock: Clock,
     resume: bool,
     notice: Callable[[str], None],
+    allow_dirty: bool,
 ) -> RunDirectory:
     earlier = run_directory.attempts(state, playbook.name, section.name)
     if not resume:
@@ -166,6 +170,8 @@ def _attempt(
             for key, value in vars(fields).items()
             if key not in ("run_id", "attempt", "playbook", "phase", "schema")
         }
+        if allow_dirty:
+            kept["source"] = {**kept["source"], ledger_source.ALLOWED_DIRTY: True}
         return run_directory.create(state, playbook.name, section.name, **kept)
     if not earlier:
         raise UsageError(

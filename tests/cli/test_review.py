@@ -108,6 +108,7 @@ def test_yes_approves_only_where_the_playbook_allows_it(phase, repository, recor
 def test_a_run_that_yes_approves_waits_for_nobody(repository, monkeypatch, terminal):
     path = repository.path / "playbook.yaml"
     path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
+    repository.git("commit", "-qam", "allow --yes")  # --yes approves only what is in git
     monkeypatch.chdir(repository.path)
     monkeypatch.setattr(session, "load_object", lambda reference: light_phase)
     monkeypatch.setattr(watchers, "is_terminal", lambda: terminal)
@@ -124,6 +125,7 @@ def test_a_run_that_yes_approves_waits_for_nobody(repository, monkeypatch, termi
 def test_json_of_a_run_names_who_yes_approved_for(repository, monkeypatch):
     path = repository.path / "playbook.yaml"
     path.write_text(path.read_text().replace("review: required", "review: required\n    allow_yes: true"))
+    repository.git("commit", "-qam", "allow --yes")  # --yes approves only what is in git
     monkeypatch.chdir(repository.path)
     monkeypatch.setattr(session, "load_object", lambda reference: light_phase)
     shown = json.loads(CliRunner().invoke(cli, ["run", "build-parity", "--json"]).stdout)
@@ -201,3 +203,34 @@ def test_export_verifies_on_its_own_and_a_flipped_byte_is_found(phase, recorded,
 def test_an_empty_ledger_is_no_error_to_list(phase):
     assert phase.json("checkpoint", "list") == {"checkpoints": [], "damaged": []}
     assert "Run a phase first" in phase("gate", "review", code=1).stderr
+
+
+def test_uncommitted_changes_are_not_approved_unless_the_run_said_so(phase, repository):
+    (repository.path / "new.py").write_text("x = 1\n")
+    phase("run", code=3)
+    digest = phase.json("checkpoint", "list")["checkpoints"][-1]["digest"][:16]
+    refused = phase("gate", "approve", "--digest", digest, "--reason", "good", code=1).stderr
+    assert "uncommitted changes" in refused and "--allow-dirty" in refused
+    assert "no --allow-dirty" in phase("gate", "review").stdout
+    phase("gate", "reject", "--digest", digest, "--reason", "not in git")
+    phase("run", "build-parity", "--allow-dirty", code=3)
+    said = phase("gate", "review").stdout
+    assert "with uncommitted changes (--allow-dirty)" in said
+    digest = phase.json("checkpoint", "list")["checkpoints"][-1]["digest"][:16]
+    phase("gate", "approve", "--digest", digest, "--reason", "an experiment")
+
+
+def test_yes_approves_only_what_is_in_git(phase, repository):
+    text = (repository.path / "playbook.yaml").read_text()
+    (repository.path / "playbook.yaml").write_text(
+        text.replace("review: required", "review: required\n    allow_yes: true")
+    )
+    refused = phase("run", "--yes", code=2).stderr
+    assert "(playbook.yaml), and --yes approves only what is in git" in refused
+    assert phase.json("checkpoint", "list")["checkpoints"] == []  # said before it took any time
+    phase("run", "--yes", "--allow-dirty")
+    assert "--allow-dirty" in phase("gate", "review").stdout
+
+
+def test_a_run_that_is_resumed_cannot_be_told_afterwards_that_it_was_dirty(phase):
+    assert "when a run starts" in phase("run", "--resume", "--allow-dirty", code=2).stderr

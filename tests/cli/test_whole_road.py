@@ -37,6 +37,8 @@ def phase(tmp_path):
         text = text.replace(*edit)
     playbook.write_text(text)
     (directory / "rivals.json").write_text(json.dumps(RIVALS))
+    for arguments in (("add", "-A"), ("commit", "-qm", "rivals")):  # what is not in git cannot be approved
+        subprocess.run(["git", "-C", str(directory), *arguments], check=True)
     return Phase(directory)
 
 

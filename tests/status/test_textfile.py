@@ -144,6 +144,8 @@ def test_nothing_but_a_file_is_replaced(repository, tmp_path):
 
 def test_the_playbooks_setting_keeps_it_written(repository, phase):
     _add(repository, "metrics: {textfile: state.prom}")
+    for arguments in (("add", "-A"), ("commit", "-qm", "metrics")):  # what is not in git cannot be approved
+        subprocess.run(["git", "-C", str(repository.path), *arguments], check=True)
     repository.run()
     said = []
     textfile.keep_written(repository.playbook, SystemClock(), said.append)
