@@ -56,10 +56,11 @@ def verify_attention(
         page_size: keys a page; key i lives in slot page[i // page_size] * page_size + i % page_size.
         draft_kv: [tokens, row] or [tokens, 1, row], the draft rows beside the pool; or
         draft_slots: [tokens], their slots in the pool. Exactly one of both.
-        mask: which draft rows a row sees: int32 bits [tokens, words]; bool/uint8 [streams, q, q] (QLEN); or flat
-            bool/uint8 with `mask_indptr` in SGLang's FULL layout. None: a chain, each row sees itself and those before.
+        mask: which draft rows a row sees: int32 bits [tokens, words]; bool/uint8 [streams, q, q], of which a stream with fewer
+            queries means the first rows and columns; or flat bool/uint8 with `mask_indptr` and `mask_layout`. None: a chain,
+            each row sees itself and those before.
         mask_indptr: [streams + 1], element offsets of a flat mask.
-        mask_layout: `auto`, or `bits`, `qlen`, `full` where the shape does not tell.
+        mask_layout: of a flat mask: `qlen` (q×q a stream) or `full` (SGLang's q×(prefix + q)); else `auto`.
         scale: multiplies q·kv.
         latent_dim: default 512 for rows of 576, else from `out`, else the row less 16.
         out, lse: written in place when given: [tokens, heads, latent] of q's dtype, [tokens, heads] float32.

@@ -2,7 +2,7 @@
 
 The q×q mask of a stream says which draft rows (columns) a draft row sees; the prefix is always visible. Layouts:
 
-* bool: [q, q] per stream, True = visible.
+* bool: [streams, q, q], True = visible; of a stream with fewer queries the first rows and columns.
 * bits: int32 [tokens, words]; bit j % 32 of word j // 32 in row t says whether t sees draft row j of its stream.
 * QLEN: uint8 or bool, the streams' [q, q] one after another, flat (SGLang on the CPU).
 * FULL: uint8 or bool, the streams' [q, prefix + q] one after another, flat, with `mask_indptr` (SGLang on the GPU).
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from verify_attn.bits import pack_rows
 from verify_attn.errors import InputError
 from verify_attn.problem import Mask, Problem
 
@@ -43,15 +44,13 @@ def pack_bits(masks: Sequence[Tensor], tokens: int | None = None, words: int | N
     if tokens < need or words * 32 < widest:
         raise InputError(f"{tokens} rows of {words} words do not hold masks with {need} rows, the widest of {widest}")
     device = masks[0].device if masks else "cpu"
-    dense = torch.zeros(tokens, words * 32, dtype=torch.int64, device=device)
+    seen = torch.zeros(tokens, words * 32, dtype=torch.bool, device=device)
     row = 0
     for mask in masks:
         q = mask.shape[0]
-        dense[row:row + q, :q] = mask.ne(0).to(torch.int64)
+        seen[row:row + q, :q] = mask.ne(0)
         row += q
-    weights = torch.ones(32, dtype=torch.int64, device=device) << torch.arange(32, device=device)
-    value = (dense.view(tokens, words, 32) * weights).sum(-1)
-    return torch.where(value >= 2**31, value - 2**32, value).to(torch.int32)
+    return pack_rows(seen)
 
 
 def unpack_bits(bits: Tensor, q: int) -> Tensor:

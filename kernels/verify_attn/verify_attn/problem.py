@@ -12,6 +12,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from verify_attn.bits import bits_of_squares
 from verify_attn.errors import InputError
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -105,7 +106,7 @@ def make_problem(
         latent_dim: leading elements of a KV row that are also the value; default 512 for 576-element rows, else
             from `out`, else the row less 16.
         mask_layout: `auto`, `bits`, `qlen` or `full`; auto takes 2-D int32/uint32 as bits, 3-D (or 2-D square, one
-            stream) bool/uint8 as q×q, flat bool/uint8 with `mask_indptr` as SGLang's FULL.
+            stream) bool/uint8 as q×q, padded where a stream has fewer queries. A flat mask needs `qlen` or `full`: nothing else tells.
         check_values: look inside the index tensors too (order, lengths, ranges). Default: on the CPU yes, on a GPU
             no, since looking waits for the device.
 
@@ -117,11 +118,16 @@ def make_problem(
     kv_pool = _rows(kv_pool, q, "kv_pool")
     streams = _check_indices(q, qo_indptr, kv_indptr, kv_indices, prefix_lens)
     draft_kv, draft_slots = _draft(q, draft_kv, draft_slots)
-    kind = _mask_kind(q, mask, mask_indptr, mask_layout, streams)
+    kind = _mask_kind(q, mask, mask_indptr, mask_layout)
     max_q = _bound("max_q", max_q, lambda: int((qo_indptr[1:] - qo_indptr[:-1]).max()) if streams else 0, q)
     max_prefix = _bound("max_prefix", max_prefix, lambda: int(prefix_lens.max()) if streams else 0, q)
-    if kind in (Mask.QLEN, Mask.FULL):
-        mask, mask_indptr = _byte_mask(mask, mask_indptr, kind, qo_indptr, streams)
+    if kind in (Mask.QLEN, Mask.FULL) and mask.dim() == 1:
+        _check_index("mask_indptr", mask_indptr, mask)
+        if mask_indptr.shape[0] != streams + 1:
+            raise InputError(f"mask_indptr has {mask_indptr.shape[0]} elements; it needs {streams + 1}")
+        mask = mask.view(torch.uint8)
+    elif kind is Mask.QLEN:
+        kind, mask = Mask.BITS, bits_of_squares(_squares(mask, streams, max_q), qo_indptr, q.shape[0])
     if kind is Mask.BITS and mask.shape[1] * 32 < max_q:
         raise InputError(f"mask has {mask.shape[1]} words a row, enough for {mask.shape[1] * 32} draft rows, but a "
                          f"stream has {max_q}; give [tokens, {-(-max_q // 32)}] (see masks.pack_bits)")
@@ -260,7 +266,7 @@ def _draft(q: Tensor, draft_kv: Tensor | None, draft_slots: Tensor | None) -> tu
     return None, draft_slots
 
 
-def _mask_kind(q: Tensor, mask: Tensor | None, mask_indptr: Tensor | None, layout: str, streams: int) -> Mask:
+def _mask_kind(q: Tensor, mask: Tensor | None, mask_indptr: Tensor | None, layout: str) -> Mask:
     layouts = ("auto", "bits", "qlen", "full")
     if layout not in layouts:
         raise InputError(f"mask_layout is {layout!r}; give one of {', '.join(layouts)}")
@@ -276,33 +282,35 @@ def _mask_kind(q: Tensor, mask: Tensor | None, mask_indptr: Tensor | None, layou
         if layout not in ("auto", "bits") or mask.dim() != 2 or mask.shape[0] < q.shape[0]:
             raise InputError(f"mask is {mask.dtype} {tuple(mask.shape)}: as bits it must be [{q.shape[0]}, words]; "
                              "a byte mask must be bool or uint8")
+        if mask_indptr is not None:
+            raise InputError("mask is int32 bits, which need no mask_indptr; leave it out, or give a flat bool or uint8 mask")
         return Mask.BITS
     if mask.dtype not in (torch.bool, torch.uint8):
         raise InputError(f"mask is {mask.dtype}; give bool or uint8, or int32 words of bits (see masks.pack_bits)")
     if layout == "bits":
         raise InputError(f"mask is {mask.dtype} but mask_layout says bits; give int32 words (see masks.pack_bits)")
+    if mask.dim() != 1:
+        if layout == "full" or mask_indptr is not None:
+            raise InputError(f"mask of shape {tuple(mask.shape)} is q×q; mask_layout='full' and mask_indptr belong to a flat mask: flatten it, "
+                             "or give [streams, q, q] alone")
+        return Mask.QLEN
     if layout == "auto":
-        square = mask.dim() >= 2 and mask.shape[-1] == mask.shape[-2]
-        if mask.dim() == 1 and mask_indptr is not None:
-            layout = "full"
-        elif square and (mask.dim() == 3 and mask.shape[0] == streams or mask.dim() == 2 and streams == 1):
-            layout = "qlen"
-        else:
-            raise InputError(f"mask of shape {tuple(mask.shape)} can be read in several ways; say mask_layout='qlen' "
-                             "(q×q a stream) or 'full' (with mask_indptr)")
+        raise InputError(f"a flat mask of {mask.shape[0]} can be read in several ways; say mask_layout='qlen' (q×q a stream) or 'full' "
+                         "(q×(prefix + q) a stream)")
+    if mask_indptr is None:
+        raise InputError(f"a flat mask in {layout.upper()} layout needs mask_indptr (see masks.{'qlen_mask' if layout == 'qlen' else 'full_indptr'})")
     return Mask.FULL if layout == "full" else Mask.QLEN
 
 
-def _byte_mask(mask: Tensor, indptr: Tensor | None, kind: Mask, qo_indptr: Tensor, streams: int) -> tuple[Tensor, Tensor]:
-    if indptr is None:
-        if kind is Mask.FULL:
-            raise InputError("mask in FULL layout needs mask_indptr (see masks.full_indptr)")
-        lengths = (qo_indptr[1:] - qo_indptr[:-1]).to(torch.int64)
-        indptr = torch.cat([lengths.new_zeros(1), (lengths * lengths).cumsum(0)])
-    _check_index("mask_indptr", indptr, mask)
-    if indptr.shape[0] != streams + 1:
-        raise InputError(f"mask_indptr has {indptr.shape[0]} elements; it needs {streams + 1}")
-    return mask.reshape(-1).view(torch.uint8), indptr
+def _squares(mask: Tensor, streams: int, max_q: int) -> Tensor:
+    """A q×q mask as [streams, n, n] with n at least max_q, or an error that says what to change."""
+    if mask.dim() == 2 and streams == 1:
+        mask = mask[None]
+    if mask.dim() != 3 or mask.shape[0] != streams or mask.shape[1] != mask.shape[2]:
+        raise InputError(f"mask has shape {tuple(mask.shape)}; as q×q it must be [{streams}, q, q], padded where a stream has fewer queries")
+    if mask.shape[1] < max_q:
+        raise InputError(f"mask has shape {tuple(mask.shape)}, but a stream has up to {max_q} queries; give [{streams}, {max_q}, {max_q}]")
+    return mask
 
 
 def _bound(name: str, given: int | None, look, q: Tensor) -> int:
