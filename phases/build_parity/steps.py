@@ -130,11 +130,8 @@ def measure_ceilings(run: PhaseRun) -> Step:
 def benchmark(run: PhaseRun) -> Step:
     """Time the variants on the cases whose parity passed."""
     selection: TimedSelection = run.settings.benchmark
-    chosen = {
-        key: value
-        for key in ("min_samples", "max_samples", "seconds")
-        if (value := getattr(selection, key)) is not None
-    }
+    effort = {"min_samples": selection.min_samples, "max_samples": selection.max_samples, "seconds": selection.seconds}
+    chosen = {key: value for key, value in effort.items() if value is not None}
 
     def time(context: StepContext) -> dict[str, Any]:
         from phases.harness import benchmark as kernel_benchmark

@@ -22,7 +22,7 @@ from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import Lease, LeaseState, read_lease
 from phases.engines.ssh.locks import HostLock, LockInfo, break_lock, show_lock
-from phases.engines.ssh.releases import read_inventory
+from phases.engines.ssh.releases import ReleaseStore, read_inventory
 from phases.engines.ssh.router import RouterDriver, drain
 from phases.engines.ssh.services import wait_ready, waiting
 from phases.engines.ssh.session import HostSession, op
@@ -225,10 +225,12 @@ class Production:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def push(self, bundles: Sequence[Bundle], hosts: Sequence[Host]) -> None:
-        """Bring releases onto hosts, side by side; nothing that serves changes."""
+        """Bring releases onto hosts, side by side; nothing that serves changes. Old ones go first, so that there is room."""
+        wanted = [bundle.digest for bundle in bundles]
 
         def act(session: HostSession) -> int:
             lock = self.take_lock(session)
+            ReleaseStore(session, lock).collect(keep=wanted, newest=self.fleet_settings.keep_releases)
             return sum(push(session, lock, bundle).sent for bundle in bundles)
 
         sent = self.fleet.each(

@@ -86,7 +86,10 @@ class ReleaseStore:
         self.session.do(*self.lock.keeping(), op("release.good", digest=digest, token=self.lock.token))
 
     def collect(self, *, keep: Sequence[str] = (), newest: int = 2) -> list[str]:
-        """Remove old releases except current, last-good, both ends of a lease, `keep` and the newest few; returns their digests."""
+        """Remove old releases except current, last-good and the one before it, both ends of a lease, `keep` and the newest few.
+
+        Returns the digests of what was removed.
+        """
         collect = op("release.collect", token=self.lock.token, keep=list(keep), newest=newest)
         return list(self.session.do(*self.lock.keeping(), collect, timeout=UNKNOWN_SIZE_SECONDS)[-1]["removed"])
 

@@ -248,12 +248,12 @@ def set_good(place, digest):
 
 
 def collect(place, token, keep=(), newest=2):
-    """Remove releases and uploads nobody needs. Current, last-good, both ends of a lease and `keep` always stay."""
+    """Remove releases and uploads nobody needs. Current, last-good and what was good before it, both ends of a lease and `keep` always stay."""
     with place.mutex():
         locks.require(place, token)
         lease = read_lease(place)
         kept = set(keep) | {place.link_target(place.current), place.link_target(place.last_good)}
-        kept |= {lease.get("release"), lease.get("previous")}
+        kept |= {lease.get("release"), lease.get("previous"), *(read_json(place.good) or [])[-2:]}
         found = [name for name in os.listdir(place.releases) if not name.startswith(".")]
         found.sort(key=lambda name: os.lstat(os.path.join(place.releases, name)).st_mtime, reverse=True)
         candidates = [name for name in found if name not in kept]
