@@ -19,7 +19,7 @@ from phases.base.errors import FleetError
 from phases.engines.ssh.errors import UnreachableError, from_host
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.kit import BOOT, MARK, kit
-from phases.engines.ssh.transport import Stream, Transport
+from phases.engines.ssh.stream import Stream, Transport
 
 IDLE_SECONDS = 300.0  # how long the host waits for the next request before it drops this session's lock
 MAX_LINE = 16 << 20

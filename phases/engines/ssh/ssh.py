@@ -26,7 +26,7 @@ import paramiko
 from phases.base.errors import FleetError
 from phases.engines.ssh.errors import HostKeyError, LoginError, UnreachableError
 from phases.engines.ssh.host import Host
-from phases.engines.ssh.transport import CHUNK, Stream, as_user, shell_line, silent
+from phases.engines.ssh.stream import CHUNK, Stream, as_user, shell_line, silent
 
 SLICE = 1 << 20  # bytes written under one time limit
 WRITE_POLL = 0.05  # seconds a full window is waited for before looking what the program says

@@ -19,7 +19,8 @@ from phases.engines.ssh.errors import CommandError, HostKeyError, LoginError, Si
 from phases.engines.ssh.host import Host, SshOptions, Timeouts
 from phases.engines.ssh.locks import HostLock
 from phases.engines.ssh.session import HostSession
-from phases.engines.ssh.transport import Transport, connect, run
+from phases.engines.ssh.stream import Transport, as_user, run
+from phases.engines.ssh.transport import connect
 from tests.engines.ssh.sshfleet import SshFleet, free_port
 
 SHORT = Timeouts(connect=8, channel=8, command=8, keepalive=1)
@@ -229,8 +230,6 @@ def test_the_ssh_configuration_is_honoured(sshd: SshFleet, remote: Host, tmp_pat
 
 
 def test_sudo_stands_in_front_and_never_asks(local: Host) -> None:
-    from phases.engines.ssh.transport import as_user
-
     assert as_user(dataclasses.replace(local, sudo="serving"), ["id"]) == ["sudo", "-n", "-u", "serving", "--", "id"]
 
 
