@@ -69,17 +69,19 @@ class CounterWindows:
     def add(self, scrape: Scrape) -> CounterStep | None:
         """What this source did since its previous scrape; None the first time.
 
+        A server that has answered nobody yet exports no response counter: what appears later began at 0 then.
+
         Raises:
-            AnalysisError: broken counters, or no response counter under either of SGLang's prefixes.
+            AnalysisError: broken counters.
         """
-        scrape.require([RESPONSES])
         steps = {name: self._step(name, scrape) for name in self._series}
         previous = self._at.get(scrape.source)
         self._at[scrape.source] = scrape.t
-        if previous is None or steps[RESPONSES] is None:
+        answered = steps[RESPONSES]
+        if previous is None or answered is None:
             return None
         responses: dict[int, float] = {}
-        for labels, value in steps[RESPONSES][0].items():
+        for labels, value in answered[0].items():
             named = dict(labels)
             if named.get("endpoint") in GENERATING and named.get("status_code", "").isdigit():
                 status = int(named["status_code"])
@@ -101,4 +103,4 @@ class CounterWindows:
 
     def _step(self, name: str, scrape: Scrape) -> tuple[dict[Labels, float], bool] | None:
         found = scrape.resolve([name])
-        return self._series[name].step(scrape.source, scrape.samples.get(found, {}) if found else {})
+        return self._series[name].step(scrape.source, scrape.samples.get(found, {}) if found else {}, scrape.started)

@@ -41,7 +41,7 @@ class HistogramWindows:
         self.scrapes += 1
         self.name = scrape.resolve(HISTOGRAMS[self.metric], suffix="_bucket") or self.name
         series = scrape.samples.get(f"{self.name}_bucket", {})
-        step = self._increases.step(scrape.source, series)
+        step = self._increases.step(scrape.source, series, scrape.started)
         if step is None or not step[0]:
             return None, False
         buckets = buckets_of(step[0], scrape.source)

@@ -15,7 +15,7 @@ from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramTest
 from phases.analysis.records import Records
-from phases.analysis.scrape import RESPONSES, Scrape
+from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
@@ -157,7 +157,7 @@ def replay_snapshots(
             if _over(decision, others):
                 break
         test.add(arm, scrape)
-        step = counters.add(scrape) if counts and scrape.resolve([RESPONSES]) else None
+        step = counters.add(scrape) if counts else None
         for count in counts if step else ():
             count.add(arm, scrape.t, requests=step.requests, errors=step.errors(count.kind))
     return _finish(test, counts, now, looks)

@@ -27,6 +27,8 @@ HISTOGRAMS = {
 }
 TOKENS, VERIFY_CALLS, RESPONSES = "generation_tokens_total", "spec_verify_calls_total", "http_responses_total"
 PROMPT_TOKENS = "prompt_tokens_total"
+STARTED = "process_start_time_seconds"  # of the Prometheus client libraries
+CLOCK_STEP = 1.0  # seconds by which a host's clock may be set without that being a restart
 ABORTED = "num_aborted_requests_total"  # requests given up, by the server or because their user left; no response counter shows it
 # Endpoints that generate. Only their answers are users' requests: polls would dilute an error rate.
 GENERATING = (
@@ -67,6 +69,12 @@ class Scrape:
         except (ValueError, KeyError, IndexError) as error:
             raise AnalysisError(f"{source}: not Prometheus text: {error}.", hint="Point at /metrics.") from None
         return Scrape(t, source, samples)
+
+    @property
+    def started(self) -> float | None:
+        """When the process started, seconds since the epoch; None where it does not say."""
+        known = self.samples.get(STARTED, {}).values()
+        return max((value for value in known if math.isfinite(value) and value > 0), default=None)
 
     def resolve(self, names: Iterable[str], *, suffix: str = "") -> str | None:
         """The first of the names present here, with either prefix or as given; None if none is."""
@@ -119,13 +127,22 @@ def split_snapshots(text: str, name: str) -> Iterator[tuple[str, Scrape]]:
 
 
 class Increases:
-    """Increases of one counter-like sample between scrapes, summed over what is asked, resets handled."""
+    """Increases of one counter-like sample between scrapes, summed over what is asked, resets handled.
+
+    A series that is new since the previous scrape began at 0 after it. A process that says when it started was restarted when that has
+    moved, and only then; one that does not, when a value is lower than it was or a series is gone.
+    """
 
     def __init__(self) -> None:
-        self._last: dict[str, dict[Labels, float]] = {}
+        self._last: dict[str, tuple[float | None, dict[Labels, float]]] = {}
 
-    def step(self, source: str, values: dict[Labels, float]) -> tuple[dict[Labels, float], bool] | None:
+    def step(
+        self, source: str, values: dict[Labels, float], started: float | None = None
+    ) -> tuple[dict[Labels, float], bool] | None:
         """Increase by series since this source's previous scrape, and whether a counter was reset; None the first time.
+
+        Args:
+            started: when the process started, where the scrape says so (`Scrape.started`).
 
         Raises:
             AnalysisError: a counter that is NaN, infinite or negative.
@@ -133,15 +150,22 @@ class Increases:
         for labels, value in values.items():
             if not (math.isfinite(value) and value >= 0):
                 raise AnalysisError(f"{source}: counter {dict(labels)} is {value}.", hint="The exporter is broken.")
-        previous = self._last.get(source)
-        self._last[source] = dict(values)
-        if previous is None:
+        if source not in self._last:
+            self._last[source] = (started, dict(values))
             return None
-        vanished = previous.keys() - values.keys()
-        reset = bool(vanished) or any(value < previous.get(labels, 0.0) for labels, value in values.items())
+        since, previous = self._last[source]
+        if since is not None and started is not None:
+            reset = abs(started - since) > CLOCK_STEP
+        elif previous and not values:  # the whole counter is missing once: nothing is known, and it began nowhere anew
+            return {}, False
+        else:
+            reset = bool(previous.keys() - values.keys()) or any(
+                value < previous.get(labels, 0.0) for labels, value in values.items()
+            )
+        self._last[source] = (started, dict(values) if reset else {**previous, **values})
         # One process owns all series of a source: when one was reset, all were.
         base = {} if reset else previous
-        return {labels: value - base.get(labels, 0.0) for labels, value in values.items()}, reset
+        return {labels: max(0.0, value - base.get(labels, 0.0)) for labels, value in values.items()}, reset
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ METRICS = ("ttft", "itl", "e2e", "tpot", "throughput", "accept_length")
 @click.option(
     "--errors",
     type=click.Choice(["5xx", "4xx", "both", "none"]),
-    default="none",
+    default="5xx",
     show_default=True,
-    help="Compare error rates as well.",
+    help="Error rates compared as well; requests without an answer (status 0) are 5xx.",
 )
 @click.option("--tolerance", type=float, default=0.01, show_default=True, help="Excess error rate still acceptable.")
 @click.option(

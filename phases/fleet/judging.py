@@ -278,12 +278,16 @@ class ArmProbes:
             )
             for number, (arm, hosts) in enumerate(arms.items())
         ]
+        self._by_arm = dict(zip(arms, self.loads, strict=True))
 
     def take(self) -> list[tuple[str, RequestRecord]]:
         found = []
         while not self._finished.empty():
             found.append(self._finished.get())
         return sorted(found, key=lambda item: item[1].finished)
+
+    def waiting(self, seconds: float) -> dict[str, int]:
+        return {arm: load.waiting(seconds) for arm, load in self._by_arm.items()}
 
     def _keep(self, arm: str, record: RequestRecord) -> None:
         self._finished.put((arm, record))

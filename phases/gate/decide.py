@@ -71,14 +71,16 @@ def absent(
     """The playbook's explicit answer for missing data.
 
     Args:
-        answer: `fail`, `inconclusive`, or `zero`, which judges the number 0 against the threshold.
+        answer: `fail`, `inconclusive`, or `zero`, which judges the number 0 against the threshold. What was measured too seldom
+            is not nothing: then `zero` is inconclusive.
         floor: threshold of an at-least rule; ceiling: of an at-most rule.
     """
     threshold = ceiling if floor is None else floor
-    if answer == "zero":
+    if answer == "zero" and not quantity.n:
         zero = replace(quantity, judged=Interval(0.0, 0.0, 0.0), source="absent: zero")
         judged = at_most(zero, ceiling) if floor is None and ceiling is not None else at_least(zero, floor or 0.0)
         return replace(judged, reason=f"{why}, counted as zero: {judged.reason}")
+    answer = "inconclusive" if answer == "zero" else answer
     verdict = Verdict.FAIL if answer == "fail" else Verdict.INCONCLUSIVE
     nothing = replace(quantity, judged=Interval(math.nan, math.nan, math.nan), source=f"absent: {answer}")
     return nothing.outcome(verdict, why, threshold)

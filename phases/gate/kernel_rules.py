@@ -28,7 +28,7 @@ def absent_setting() -> Any:
     return setting(
         "inconclusive",
         choices=ABSENT_CHOICES,
-        help="verdict when there is nothing to judge: fail, inconclusive, or zero (judge the number 0)",
+        help="verdict when there is nothing to judge: fail, inconclusive, or zero (judge the number 0; what was measured too seldom stays inconclusive)",
     )
 
 

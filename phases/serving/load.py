@@ -13,6 +13,7 @@ import queue
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -220,6 +221,7 @@ class OpenLoopLoad:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._summary = LoadSummary(0, 0, 0, 0.0)
+        self._open: Counter[float] = Counter()  # requests that have not ended, by when they were due
         self._threads = [threading.Thread(target=self._work, name="load", daemon=True) for _ in range(max_in_flight)]
         self._pacer = threading.Thread(target=self._pace, name="load-pacer", daemon=True)
 
@@ -253,6 +255,12 @@ class OpenLoopLoad:
         with self._lock:
             return self._summary
 
+    def waiting(self, seconds: float) -> int:
+        """Requests that were due more than so many seconds ago and have not ended."""
+        before = time.time() - seconds
+        with self._lock:
+            return sum(count for due, count in self._open.items() if due < before)
+
     def __enter__(self) -> OpenLoopLoad:
         return self.start()
 
@@ -269,6 +277,8 @@ class OpenLoopLoad:
         for due in self._arrivals():
             if self._stop.wait(max(0.0, due - time.time())):
                 return
+            with self._lock:
+                self._open[due] += 1
             self._due.put((self._random.choice(self._prompts), due))
 
     def _work(self) -> None:
@@ -277,6 +287,9 @@ class OpenLoopLoad:
             record = self._send(prompt, due)
             wait = record.sent - due
             with self._lock:
+                self._open[due] -= 1
+                if not self._open[due]:
+                    del self._open[due]
                 old = self._summary
                 self._summary = LoadSummary(
                     old.sent + 1, old.failed + (not record.ok), old.late + (wait > 1.0), max(old.worst_wait, wait)

@@ -36,6 +36,10 @@ class Probes(Protocol):
         """What has finished since the last call: (arm, record)."""
         ...
 
+    def waiting(self, seconds: float) -> dict[str, int]:
+        """Requests that have waited longer than so many seconds for the end of their answer, by arm."""
+        ...
+
 
 @dataclass
 class Bake:
@@ -93,8 +97,10 @@ class Bake:
 
     def sample(self) -> Fault | None:
         fault = self.check() or self._scrape()
-        for arm, record in self.probes.take() if self.probes else []:
-            self._judge.record(arm, record, record.finished)
+        if self.probes:
+            for arm, record in self.probes.take():
+                self._judge.record(arm, record, record.finished)
+            self._judge.waiting(self.probes.waiting(self.stalled))
         return fault
 
     def at(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from phases.analysis.counters import CounterWindows
 from phases.analysis.counts import ErrorTest
 from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramTest, HistogramWindows
-from phases.analysis.scrape import RESPONSES, Buckets, Scrape
+from phases.analysis.scrape import Buckets, Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.verdict import Verdict
@@ -79,6 +79,8 @@ class Judge:
         self._kept: list[
             tuple[float, str, float, dict[str, float]]
         ] = []  # time, arm, requests, errors: of the recent part
+        self._waiting: dict[str, int] = {}
+        self._own_ended = dict.fromkeys(ARMS, 0)
         self.looks, self.requests = Looks(), dict.fromkeys(ARMS, 0.0)
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class Judge:
                 test.add(arm, scrape)
         for change in self._changes:
             change.scrape(arm, scrape)
-        step = self._counters.add(scrape) if scrape.resolve([RESPONSES]) else None
+        step = self._counters.add(scrape)
         if step is None:
             return
         self.requests[arm] += step.requests
@@ -111,8 +113,13 @@ class Judge:
                 test.observe(arm, at, value, record.status)
         for change in self._changes:
             change.value(arm, record)
+        self._own_ended[arm] += 1
         if self._own_errors:
             self._own_errors.add(arm, at, requests=1, errors=int(record.status <= 0 or record.status >= 500))
+
+    def waiting(self, requests: Mapping[str, int]) -> None:
+        """Own requests without an answer for too long, by arm, as of now: they are counted against their arm though they have no end."""
+        self._waiting = dict(requests)
 
     # -- what comes out ------------------------------------------------------------------------------------------------
 
@@ -152,7 +159,15 @@ class Judge:
     def withheld(self) -> tuple[str, ...]:
         """Why nothing may pass, beside the tests: too few users, not the share of them it should have, errors in the recent part."""
         return tuple(
-            reason for reason in (self._few_users(), self._share(), self._no_recent(), self._recent_errors()) if reason
+            reason
+            for reason in (
+                self._few_users(),
+                self._share(),
+                self._no_recent(),
+                self._recent_errors(),
+                self._unanswered(),
+            )
+            if reason
         )
 
     def end(self, verdict: Verdict, decisions: Sequence[Decision], seconds: float, fault: Fault | None) -> TrialEnd:
@@ -235,6 +250,12 @@ class Judge:
             f"the canary got {ratio:.2f} of its share of {total:.0f} users' requests, "
             f"{1 - self._tolerance:g} to {1 + self._tolerance:g} is tolerated"
         )
+
+    def _unanswered(self) -> str:
+        waiting, sent = self._waiting.get("canary", 0), self._own_ended["canary"]
+        if waiting <= self.settings.error_tolerance * (sent + waiting):
+            return ""
+        return f"{waiting} own requests to the canary wait for an answer, {sent} have one or have failed"
 
     def _recent_errors(self) -> str:
         rates = dict.fromkeys(ARMS, 0.0)

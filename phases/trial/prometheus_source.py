@@ -22,6 +22,7 @@ from phases.analysis.scrape import (
     PREFIXES,
     PROMPT_TOKENS,
     RESPONSES,
+    STARTED,
     TOKENS,
     VERIFY_CALLS,
     Labels,
@@ -145,7 +146,7 @@ def _names() -> str:
     """A pattern of every name that is read, with or without SGLang's prefixes; PromQL anchors it by itself."""
     histograms = sorted({name for names in HISTOGRAMS.values() for name in names})
     prefixes = "|".join(PREFIXES)
-    return f"({prefixes})?(({'|'.join(histograms)})_(bucket|count|sum)|{'|'.join((RESPONSES, TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS, 'num_running_reqs', 'num_queue_reqs'))})"
+    return f"({prefixes})?(({'|'.join(histograms)})_(bucket|count|sum)|{'|'.join((RESPONSES, TOKENS, VERIFY_CALLS, ABORTED, PROMPT_TOKENS, STARTED, 'num_running_reqs', 'num_queue_reqs'))})"
 
 
 def _samples(rows: list[dict[str, Any]], instance: str) -> dict[str, dict[Labels, float]]:

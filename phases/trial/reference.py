@@ -17,7 +17,7 @@ from typing import Any
 from phases.analysis.counters import CounterWindows
 from phases.analysis.decision import Decision
 from phases.analysis.histograms import HistogramWindows
-from phases.analysis.scrape import RESPONSES, Buckets, Scrape
+from phases.analysis.scrape import Buckets, Scrape
 from phases.base.clock import age
 from phases.base.verdict import Verdict
 from phases.trial.settings import MetricSettings, ReferenceSettings
@@ -134,7 +134,7 @@ class Recorder:
                 key = (kind, name)
                 self._buckets[key] = self._buckets[key] + buckets if key in self._buckets else buckets
         ended, _ = self._all.add(scrape)
-        step = self._counters.add(scrape) if scrape.resolve([RESPONSES]) else None
+        step = self._counters.add(scrape)
         if step is not None and not step.restarted:
             more = (step.seconds, step.requests, step.prompt_tokens, step.tokens, ended.total if ended else 0.0)
             for name, value in zip(self._sums, more, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from phases.analysis.scrape import RESPONSES, Labels, Scrape
+from phases.analysis.scrape import CLOCK_STEP, RESPONSES, Labels, Scrape
 
 OURS = "/generate"  # the endpoint our own requests go to
 
@@ -21,6 +21,7 @@ class UsersOnly:
         self._raw: dict[Labels, float] = {}
         self._shown: dict[Labels, float] = {}
         self._base: dict[int, int] | None = None
+        self._started: float | None = None
 
     def __call__(self, scrape: Scrape, own: dict[int, int]) -> Scrape:
         """The scrape without our own. own: answers to us so far, by status."""
@@ -30,8 +31,9 @@ class UsersOnly:
         raw = scrape.samples[name]
         if not all(math.isfinite(value) and value >= 0 for value in raw.values()):
             return scrape  # whoever counts with it says so
-        if self._base is None or any(raw.get(labels, 0.0) < value for labels, value in self._raw.items()):
+        if self._base is None or self._restarted(scrape.started, raw):
             self._base, self._shown = dict(own), {}
+        self._started = scrape.started
         left = {status: count - self._base.get(status, 0) for status, count in own.items()}
         shown = {}
         for labels, value in raw.items():
@@ -45,3 +47,8 @@ class UsersOnly:
                 shown[labels] = value
         self._raw, self._shown = dict(raw), shown
         return dataclasses.replace(scrape, samples={**scrape.samples, name: shown})
+
+    def _restarted(self, started: float | None, raw: dict[Labels, float]) -> bool:
+        if self._started is not None and started is not None:
+            return abs(started - self._started) > CLOCK_STEP
+        return any(raw.get(labels, 0.0) < value for labels, value in self._raw.items())

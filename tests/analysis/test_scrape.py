@@ -271,3 +271,36 @@ def test_polls_are_no_requests_and_what_was_aborted_is_an_error() -> None:
     older.add(_responses(None, **{"/generate": 10}))
     step = older.add(_responses(None, **{"/generate": 30}))
     assert step is not None and (step.requests, step.aborted) == (20, 0)
+
+
+def started(at: float, values: dict[str, float], t: float, source: str = "w") -> Scrape:
+    text = "".join(
+        f'sglang:http_responses_total{{endpoint="/generate",status_code="{code}"}} {n}\n' for code, n in values.items()
+    )
+    return Scrape.parse((f"process_start_time_seconds {at}\n" if at else "") + text, t=t, source=source)
+
+
+@pytest.mark.parametrize("counted", [10.0, 400.0])
+def test_a_counter_that_appears_later_began_at_zero_after_the_scrape_before(counted):
+    windows = CounterWindows()
+    assert windows.add(started(0, {}, 0.0)) is None
+    step = windows.add(started(0, {"500": counted}, 10.0))
+    assert step is not None and step.errors("5xx") == counted and not step.restarted
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "since", "increase"), [(50, 60, 99.0, 60.0), (50, 60, 7.0, 10.0), (50, 20, 99.0, 20.0)]
+)
+def test_a_restart_is_known_by_when_the_process_started(before, after, since, increase):
+    windows = CounterWindows()
+    windows.add(started(7.0, {"200": before}, 0.0))
+    step = windows.add(started(since, {"200": after}, 10.0))
+    assert step is not None and step.requests == increase and step.restarted is (since != 7.0)
+
+
+@pytest.mark.parametrize("at", [0.0, 7.0])
+def test_a_counter_that_is_missing_once_is_not_counted_twice(at):
+    windows = CounterWindows()
+    windows.add(started(at, {"200": 400}, 0.0))
+    steps = [windows.add(started(at, values, t)) for t, values in ((10.0, {}), (20.0, {"200": 410}))]
+    assert sum(step.requests for step in steps if step) == 10

@@ -229,3 +229,10 @@ def test_the_schema_accepts_what_the_parser_accepts() -> None:
         jsonschema.validate(
             {"rule": "speedup", "baseline": "naive", "candidate": "cpu", "at_least": 4.2, "onn": "worst"}, schema
         )
+
+
+def test_what_was_measured_too_seldom_is_never_counted_as_zero() -> None:
+    """40 failures of 50 passed a rule that wanted 100 samples."""
+    judge_by = rule("rule: measurement\nmetric: failed\nat_most: 0.1\nmin_samples: 100\nabsent: zero\n")
+    few = Results("p", "k", measurements=(Measurement("failed", 0.8, 0.7, 0.9, n=50),))
+    assert judge_by.judge(few).verdict is Verdict.INCONCLUSIVE

@@ -211,11 +211,21 @@ class SimulatedProbes:
     """Own requests to each arm, `rate` a second, some of one arm without any answer."""
 
     def __init__(
-        self, clock: SimulatedTime, *, slowdown: float = 1.0, unanswered: float = 0.0, rate: float = 5.0
+        self,
+        clock: SimulatedTime,
+        *,
+        slowdown: float = 1.0,
+        unanswered: float = 0.0,
+        rate: float = 5.0,
+        hanging: int = 0,
     ) -> None:
+        self.hanging = hanging
         self.clock, self.slowdown, self.unanswered, self.rate = clock, slowdown, unanswered, rate
         self.random = np.random.default_rng(5)
         self.last = clock.at
+
+    def waiting(self, seconds: float) -> dict[str, int]:
+        return {"canary": self.hanging, "control": 0}
 
     def take(self) -> list[tuple[str, RequestRecord]]:
         found = []
@@ -273,3 +283,10 @@ def test_the_reference_is_kept_by_kind_of_worker_and_without_the_canary() -> Non
     small, large = end.reference
     assert (small.kind, large.kind) == ("tp 1", "tp 8") and large.low > 2 * small.high
     assert small.n == pytest.approx(10 * end.seconds, rel=0.15)  # the control's alone
+
+
+def test_own_requests_that_hang_count_against_the_canary_before_they_end() -> None:
+    """Those that ended were all well: what has no end is no success."""
+    clock = SimulatedTime()
+    hanging = probed(clock, SimulatedProbes(clock, hanging=1000))
+    assert hanging.verdict is Verdict.INCONCLUSIVE and "1000 own requests to the canary wait" in hanging.reason
