@@ -19,6 +19,7 @@ from phases.analysis.scrape import Scrape
 from phases.analysis.sequential import SequentialTest
 from phases.analysis.settings import TestSettings
 from phases.base.errors import AnalysisError
+from phases.base.extras import Extra
 from phases.base.verdict import Verdict
 
 
@@ -179,7 +180,12 @@ PLOTS = (".png", ".svg", ".pdf")
 
 
 def plot(replay: Replay, path: Path) -> None:
-    """Draw the interval over time to a file; its suffix, one of PLOTS, names the format."""
+    """Draw the interval over time to a file; its suffix, one of PLOTS, names the format.
+
+    Raises:
+        MissingExtra: this installation has no matplotlib.
+    """
+    Extra.PLOTS.require("A plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter

@@ -6,16 +6,17 @@ import dataclasses
 import os
 import platform
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from phases.base.errors import BuildError
+from phases.base.extras import Extra
 from phases.base.files import write_json
 from phases.base.results import BuildRecord, ParityRecord, Results
 from phases.harness import contract, toolchain
+from phases.harness import device as kernel_device
 from phases.ledger.checkpoint import RESULTS
-from phases.playbook.schema import BuildParitySettings, CaseSelection, Device, TimedSelection
+from phases.playbook.schema import BuildParitySettings, CaseSelection, TimedSelection
 from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun
 from phases.run.steps import Facts, Step, StepContext
@@ -38,6 +39,7 @@ def look_around(run: PhaseRun) -> Step:
         detail.append(f"if a compiler is at hand: {', '.join(run.settings.optional_architectures)}")
 
     def look(context: StepContext) -> Facts:
+        device = kernel_device.choose(run.settings.device)
         compilers = toolchain.require(wanted)
         optional, skipped = toolchain.buildable(run.settings.optional_architectures)
         compilers |= toolchain.require(optional)
@@ -45,7 +47,6 @@ def look_around(run: PhaseRun) -> Step:
             context.progress(f"{arch} is skipped: {why}")
         free = _require_disk(run.work, run.settings.free_disk_mib)
         ledger_of(run.playbook).preflight()
-        device = choose_device(run.settings)
         described = contract.describe(run.kernel, device)
         _anchors(run)
         facts = described["facts"]
@@ -65,7 +66,7 @@ def look_around(run: PhaseRun) -> Step:
         }
         return {"device": device, "archs": [*wanted, *optional], "skipped": skipped, "manifest": manifest}
 
-    return Step(LOOK, "check compilers, architectures, disk space, device and ledger", look, detail=tuple(detail))
+    return Step(LOOK, "check device, compilers, architectures, disk space and ledger", look, detail=tuple(detail))
 
 
 def build(run: PhaseRun) -> Step:
@@ -171,6 +172,8 @@ def write_report(run: PhaseRun) -> Step:
         failures = _failures(results)
         if failures:
             run.add_file("failures.txt", failures.encode())
+        if not Extra.PLOTS.installed:
+            context.progress(f"no plots: {Extra.PLOTS.missing} ({Extra.PLOTS.cure})")
         files = sorted(path.name for path in run.checkpoint_files.iterdir())
         context.progress(", ".join(files))
         return {"files": files}
@@ -201,24 +204,6 @@ def build_cache(kernel: contract.Kernel) -> Path:
     return Path(named) if named else base / kernel.package
 
 
-def choose_device(settings: BuildParitySettings) -> str:
-    """`auto` is the GPU where the driver shows one and this torch can use it."""
-    if settings.device is not Device.AUTO:
-        return settings.device.value
-    return "cuda" if _driver_sees_gpu() and "+cpu" not in metadata.version("torch") else "cpu"
-
-
-def _driver_sees_gpu() -> bool:
-    import ctypes
-
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-
-
 def _require_disk(work: Path, wanted_mib: int) -> int:
     """MiB free at the run's directory. Raises BuildError below what the playbook asks for."""
     free = shutil.disk_usage(work).free >> 20
@@ -244,14 +229,16 @@ def _anchors(run: PhaseRun) -> Facts:
 
 
 def _rendered(results: Results) -> dict[str, bytes]:
-    """The table a person reads in a terminal, named after the kernel, and the plots."""
+    """The table a person reads in a terminal, named after the kernel, and the plots where they can be drawn."""
     from phases.report import anchors, plots, tables
 
     title = f"{results.kernel} on {results.facts.get('gpu') or results.facts.get('cpu') or 'this machine'}"
-    images = {
-        "roofline.png": plots.achieved(results.benchmark, title),
-        "speedup.png": plots.speedups(results.benchmark, title),
-    }
+    images = {}
+    if Extra.PLOTS.installed:
+        images = {
+            "roofline.png": plots.achieved(results.benchmark, title),
+            "speedup.png": plots.speedups(results.benchmark, title),
+        }
     beside = anchors.by_case(results.facts.get(anchors.FACT, {}))
     return {
         f"{results.kernel}.txt": tables.report(results, beside).encode(),

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from phases.base.errors import KernelContractError, UsageError
+from phases.base.extras import Extra
 from phases.cli.common import example, json_option, note, print_json
 
 
@@ -33,6 +34,7 @@ def tune(dtype: str, out: Path | None, as_json: bool) -> None:
 
     Only what gave the right numbers at that very shape is timed. Takes some minutes; needs the GPU for itself.
     """
+    Extra.BENCH.require("Tuning")
     try:
         import torch
         from verify_attn import dispatch

@@ -26,6 +26,7 @@ from typing import Any
 
 import phases
 from phases.base.errors import KernelContractError, PhaseError
+from phases.base.extras import Extra
 
 PULSE = struct.Struct("<Qii")  # beats, item, variant; -1 outside any
 SILENCE_SECONDS = 300.0  # without a message or a beat for this long a worker counts as hung
@@ -68,7 +69,9 @@ def run(job: Message, on_message: Callable[[Message], None], *, silence: float =
     Raises:
         KernelContractError: the worker found the contract broken.
         WorkerError: it reported another foreseeable failure, such as a missing device.
+        MissingExtra: this installation has no torch.
     """
+    Extra.BENCH.require("Running a kernel")
     worker = _Worker(job)
     try:
         return worker.listen(on_message, silence)

@@ -84,4 +84,5 @@ def gpus():
         return []
 
 
-main()
+if __name__ == "__main__":
+    main()

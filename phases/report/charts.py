@@ -6,12 +6,14 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from html import escape
 from typing import Any
 
+from phases.base.extras import Extra
 from phases.report.markup import text as words
 
 # Drawn in these, then replaced by the page's CSS variables.
@@ -73,6 +75,19 @@ def _mark(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+def _drawn(chart: Callable[..., str]) -> Callable[..., str]:
+    """A chart that matplotlib draws; without it a line says so, since the table beside every chart has its numbers."""
+
+    @wraps(chart)
+    def drawn(*arguments: Any, **named: Any) -> str:
+        if Extra.PLOTS.installed:
+            return chart(*arguments, **named)
+        return f'<p class="muted">No chart: {words(Extra.PLOTS.missing)} ({words(Extra.PLOTS.cure)}).</p>'
+
+    return drawn
+
+
+@_drawn
 def dot_rows(
     rows: Sequence[tuple[str, Sequence[tuple[str, Point]]]], *, xlabel: str, title: str, reference: float | None = None
 ) -> str:
@@ -110,6 +125,7 @@ def dot_rows(
     return _svg(figure, title)
 
 
+@_drawn
 def ratios(rows: Sequence[RatioRow], *, xlabel: str, title: str) -> str:
     """Ratios down, their values across: interval and estimate, limit, single pairs, and the line where both sides are equal."""
     with _figure(5.2, 0.95 + 0.42 * len(rows)) as (figure, axes):
@@ -163,6 +179,7 @@ def ratios(rows: Sequence[RatioRow], *, xlabel: str, title: str) -> str:
     return _svg(figure, title)
 
 
+@_drawn
 def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     """Measured time against the floor of each case, both in microseconds, log-log; on the diagonal nothing is left to win.
 
@@ -198,6 +215,7 @@ def roofline(points: Sequence[tuple[str, float, float]], *, title: str) -> str:
     return _svg(figure, title)
 
 
+@_drawn
 def event_line(spans: Sequence[tuple[str, float, float]], *, title: str) -> str:
     """Events down, seconds since the first across: how long each step of a rollback took.
 
@@ -215,6 +233,7 @@ def event_line(spans: Sequence[tuple[str, float, float]], *, title: str) -> str:
     return _svg(figure, title)
 
 
+@_drawn
 def over_time(
     times: Sequence[float],
     points: Sequence[Point],

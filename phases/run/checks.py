@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from phases.base.errors import PhaseError
+from phases.base.extras import Extra
 from phases.base.findings import Check, Finding, Health
 from phases.harness import toolchain
 from phases.ledger import repository as source
@@ -23,10 +24,11 @@ from phases.run.closing import ledger_of
 
 def local_checks(playbook: Playbook | None, directory: Path) -> list[tuple[str, Check]]:
     """The checks of this machine by name; those that need a playbook are left out without one."""
+    benches = playbook is not None and any(section.name == "build-parity" for section in playbook.phases)
     checks: list[tuple[str, Check]] = [
         ("python", check_python),
         ("git", lambda: check_git(directory)),
-        ("torch", check_torch),
+        ("torch", lambda: check_extras(benches)),
         ("disk", lambda: check_disk(directory)),
     ]
     if playbook is None:
@@ -74,13 +76,17 @@ def check_git(directory: Path) -> Iterable[Finding]:
     return findings
 
 
-def check_torch() -> Iterable[Finding]:
-    """Without importing it: its version, and whether it was built for CUDA."""
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return [Finding("torch", Health.PROBLEM, "not installed", "Run `make setup`, or pip install torch.")]
-    return [Finding("torch", Health.OK, version)]
+def check_extras(benches: bool) -> Iterable[Finding]:
+    """What the extras bring, without importing it. A playbook with Phase 1 (`benches`) needs torch; nothing needs charts."""
+    for extra, absence in (
+        (Extra.BENCH, "status, review, plan, watch and rollback go without"),
+        (Extra.PLOTS, "no charts"),
+    ):
+        if extra.installed:
+            yield Finding(extra.value, Health.OK, metadata.version(extra.value))
+        else:
+            health = Health.PROBLEM if extra is Extra.BENCH and benches else Health.WARNING
+            yield Finding(extra.value, health, f"not installed: {absence}", f"{extra.cure}.")
 
 
 def check_disk(directory: Path) -> Iterable[Finding]:
