@@ -21,6 +21,7 @@ from phases.production.production import Production
 from phases.rollback.takeover import put_back_by_others, taken_over
 from phases.run.phase_run import PhaseRun
 from phases.run.steps import StepContext
+from phases.serving.activity import identity
 from phases.serving.load import HttpSender, OpenLoopLoad, Prompt, RequestRecord
 from phases.tp8_canary.settings import CanarySettings
 from phases.trial.alive import Liveness
@@ -385,10 +386,21 @@ def _brief(decision: Decision) -> str:
     return f"{name_of(decision)}: {decision.estimate:.2f} [{low}, {high}] {decision.word}"
 
 
+def served_facts(production: Production, trial_end: TrialEnd) -> list[dict[str, Any]]:
+    """What both arms served, with what a worker says of its model and server; a worker that does not say leaves that out."""
+    about: dict[str, str] = {}
+    for host in production.workers:
+        with contextlib.suppress(ServingError):
+            about = identity(production.client(host, 10.0).server_info())
+            break
+    return [dataclasses.replace(arm, server=about).to_json() for arm in trial_end.served]
+
+
 def evidence(production: Production, trial_end: TrialEnd) -> dict[str, Any]:
     """Facts for results.json: the looks over time, the reference, the log's end of a worker at fault."""
     facts: dict[str, Any] = {"sequential": trial_end.facts()}
     facts |= {"reference": [level.to_json() for level in trial_end.reference], "agreement": list(trial_end.agreements)}
+    facts["served"] = served_facts(production, trial_end)
     facts["reference_traffic"] = trial_end.traffic.to_json() if trial_end.traffic else None
     if trial_end.fault:
         host = next((h for h in production.workers if h.name == trial_end.fault.worker), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phases.base.results import Measurement, Results
+from phases.report import served as arms
 
 STATES = {
     "restored": "restored, every worker observed on a release that was verified good",
@@ -21,6 +22,13 @@ def table(results: Results) -> str:
     lines += [_row(m.metric, _number(m.estimate), _interval(m), str(m.n)) for m in results.measurements]
     if results.ends:
         lines += ["", *(f"{e.stage}: {e.verdict.value} after {e.seconds:.0f} s: {e.reason}" for e in results.ends)]
+    if served := results.facts.get("served"):
+        lines += ["", "both arms in absolute numbers"]
+        lines += [
+            f"  {arm:18} {metric:5} p50 {p50:>16} s   p95 {p95:>16} s   n {n:>6}   {of}"
+            for arm, metric, p50, p95, n, of in arms.rows(served)
+        ]
+        lines += [f"  {sentence}" for sentence in arms.sentences(served)]
     lines += _load(results.facts.get("load", []))
     events = results.facts.get("timeline", [])
     if events:

@@ -31,6 +31,7 @@ from phases.trial.end import TrialEnd
 from phases.trial.reference import Level, Reference, Traffic
 
 SOAK, FINISH = "soak", "make it last-good"
+SERVED_IN = "served in "  # a fact of each wave
 
 
 def wave_name(number: int) -> str:
@@ -120,7 +121,7 @@ def _advance(
     context.progress(f"wave {number}: {trial_end.verdict.value}: {trial_end.reason}")
     rows = tuple(_of_wave(number, row) for row in judging.measurements(trial_end))
     return {
-        "facts": {"lost": lost, **_concluded(number, trial_end, context)},
+        "facts": {"lost": lost, **_concluded(number, production, trial_end, context)},
         "measurements": rows,
         "ends": (trial_end.stage(wave_name(number)),),
     }
@@ -220,7 +221,9 @@ def _not_kept(production: Production, fault: FleetError, context: StepContext) -
 
 
 def write_report(run: PhaseRun) -> Step:
-    return shared_steps.report_step(run, "rollout.txt", FINISH, lambda results: {"sequential": _all_looks(results)})
+    return shared_steps.report_step(
+        run, "rollout.txt", FINISH, lambda results: {"sequential": _all_looks(results), "served": _all_served(results)}
+    )
 
 
 def stopped(run: PhaseRun, context: StepContext) -> bool:
@@ -260,6 +263,12 @@ def _all_looks(results: Results) -> list[dict[str, Any]]:
     return [{**row, "name": f"{which}: {row['name']}"} for which, rows in found.items() for row in rows]
 
 
+def _all_served(results: Results) -> list[dict[str, Any]]:
+    """What both arms of every wave served, each arm saying of which."""
+    served = {key.removeprefix(SERVED_IN): rows for key, rows in results.facts.items() if key.startswith(SERVED_IN)}
+    return [{**row, "arm": f"{which} {row['arm']}"} for which, rows in served.items() for row in rows]
+
+
 def _move(production: Production, moving: tuple[Host, ...], digest: str, context: StepContext) -> dict[str, str]:
     """Switch the wave's workers in batches under the floor; who failed, and why. They are back on what they had."""
     lost: dict[str, str] = {}
@@ -279,8 +288,11 @@ def _moved(state: WorkerState, digest: str) -> bool:
     return state.current == digest and state.in_service and (state.leased or state.last_good == digest)
 
 
-def _concluded(number: int, trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
-    facts: dict[str, Any] = {f"looks of wave {number}": trial_end.facts()}
+def _concluded(number: int, production: Production, trial_end: TrialEnd, context: StepContext) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        f"looks of wave {number}": trial_end.facts(),
+        f"{SERVED_IN}{wave_name(number)}": judging.served_facts(production, trial_end),
+    }
     if trial_end.fault and trial_end.fault.incumbent:
         said = f"the incumbent is what is sick: {trial_end.reason}"
         return {**facts, "stopped": said, "halted": said, "detected": context.clock.now()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from phases.base.verdict import severity
 from phases.gate.outcome import RuleOutcome
-from phases.report import charts, sections
+from phases.report import charts, sections, served
 from phases.report.charts import Point
 from phases.report.markup import definitions, folded, interval, number, pre, section, table, text
 from phases.report.side_by_side import side_by_side
@@ -30,6 +30,7 @@ def render(view: ReportView) -> str:
         sections.benchmark(view),
         side_by_side(view),
         sections.bake(view),
+        sections.served(view),
         sections.load(view),
         sections.timeline(view),
         sections.change(view),
@@ -78,10 +79,11 @@ def _head(view: ReportView) -> str:
         ("digest", view.digest),
     ]
     review = f"<span>{text(view.review)}</span>" if view.review else ""
+    headline = f'<p class="headline">{text(told)}</p>' if (told := served.headline(view.results.facts)) else ""
     why = "".join(f"<p>{text(f'{end.stage}: {end.reason}')}</p>" for end in view.results.ends if end.reason)
     return (
         f'<header><h1>{text(view.title)}</h1><p class="verdict {verdict}"><strong>{verdict}</strong><span>{text(said)}</span>{review}</p>'
-        f"{why}{decisions}{definitions(facts)}</header>"
+        f"{headline}{why}{decisions}{definitions(facts)}</header>"
     )
 
 

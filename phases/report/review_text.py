@@ -7,7 +7,7 @@ from typing import Any
 
 from phases.base.results import BenchmarkRecord
 from phases.gate.intervals import ratio_interval
-from phases.report import side_by_side, timeline
+from phases.report import served, side_by_side, timeline
 from phases.report.blocks import Block, line
 from phases.report.markup import figures
 from phases.report.strips import strip
@@ -31,6 +31,7 @@ def review_blocks(view: ReportView, *, age: str = "") -> list[Block]:
         _benchmark(view),
         _sides(view),
         _bake(view),
+        _served(view),
         _load(view),
         _timeline(view),
         _change(view),
@@ -53,6 +54,7 @@ def _head(view: ReportView, age: str) -> list[Block]:
     return [
         line(f"{verdict}  {view.title}" + (f"  {state}" if state else ""), COLOURS.get(verdict, ""), bold=True),
         line(f"  {said}"),
+        *([line(f"  {told}")] if (told := served.headline(view.results.facts)) else []),
         line(f"  kernel {view.kernel}, commit {(source.get('commit') or 'none')[:12]}{tree}"),
         line(f"  by {view.manifest['author']}, {recorded}, run {view.manifest.get('run')}"),
         line(f"  digest {view.digest[:16]}"),
@@ -160,6 +162,14 @@ def _bake(view: ReportView) -> list[Block]:
         lines += [line(numbers), line(f"    {strip(estimate, low, high, limit, equal)}")]
     key = line("  ● estimate, ─ interval, ┼ no difference, │ limit; ◂ and ▸: it goes on")
     return [*_title("Canary against control"), *lines, key] if lines else []
+
+
+def _served(view: ReportView) -> list[Block]:
+    arms = view.results.facts.get("served")
+    if not arms:
+        return []
+    said = [line(f"  {sentence}") for sentence in served.sentences(arms)]
+    return [*_title(served.TITLE), Block(served.COLUMNS, tuple(served.rows(arms))), *said]
 
 
 def _load(view: ReportView) -> list[Block]:

@@ -10,6 +10,7 @@ from typing import Any
 from phases.base.results import BenchmarkRecord, Measurement, Results
 from phases.gate.intervals import ratio_interval
 from phases.report import charts, diff
+from phases.report import served as both
 from phases.report import timeline as brief
 from phases.report.charts import Point
 from phases.report.markup import folded, interval, number, pre, section, table, text
@@ -59,6 +60,17 @@ def bake(view: ReportView) -> str:
     """Canary against control over time: results.facts["sequential"], one entry a test."""
     parts = [_bake_chart(test) for test in view.results.facts.get("sequential", []) if test["looks"]]
     return section("bake", "Canary against control", "".join(parts)) if parts else ""
+
+
+def served(view: ReportView) -> str:
+    """What both arms served, in absolute numbers: results.facts["served"]."""
+    arms = view.results.facts.get("served")
+    if not arms:
+        return ""
+    said = "".join(f"<li>{text(sentence)}</li>" for sentence in both.sentences(arms))
+    return section(
+        "served", both.TITLE, table(both.COLUMNS, both.rows(arms), both.TITLE, (2, 3, 4)) + f"<ul>{said}</ul>"
+    )
 
 
 def load(view: ReportView) -> str:

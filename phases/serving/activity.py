@@ -37,6 +37,16 @@ def read_activity(client: Client, package: str) -> list[dict[str, Any]]:
     return found
 
 
+def identity(info: dict[str, Any]) -> dict[str, str]:
+    """Model, SGLang's version and GPU of a server, as far as its /server_info says."""
+    found = {"model": info.get("model_path"), "sglang": info.get("version")}
+    for state in info.get("internal_states") or []:
+        for entries in state.values() if isinstance(state, dict) else ():
+            if isinstance(entries, list) and entries and isinstance(entries[0], dict) and entries[0].get("gpu"):
+                found["gpu"] = entries[0]["gpu"]
+    return {key: str(value) for key, value in found.items() if value}
+
+
 def summarize(facts: list[dict[str, Any]]) -> Activity:
     counters = [entry["counters"] for entry in facts]
     return Activity(

@@ -11,6 +11,7 @@ from phases.base.results import StageEnd
 from phases.base.verdict import Verdict
 from phases.trial.looks import Looks, name_of
 from phases.trial.reference import Level, Traffic
+from phases.trial.served import Served
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class TrialEnd:
         agreements: comparisons of outputs with the incumbent's, as JSON.
         looks: what each look found, by test name.
         traffic: what the workers of the reference served.
+        served: what each arm served, in absolute numbers.
         withheld: why nothing could pass beside the tests: too few users, not their share, a reference that is too old.
     """
 
@@ -56,6 +58,7 @@ class TrialEnd:
     agreements: tuple[dict[str, Any], ...] = ()
     withheld: tuple[str, ...] = ()
     traffic: Traffic | None = None
+    served: tuple[Served, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -85,6 +88,8 @@ class TrialEnd:
         return [
             {
                 "name": name_of(d),
+                "metric": d.metric,
+                "statistic": d.statistic,
                 "unit": d.unit,
                 "margin": (d.threshold or 1.0) - (1.0 if d.unit == "ratio" else 0.0),
                 "looks": self.looks.rows.get(name_of(d), []),

@@ -26,6 +26,7 @@ from phases.serving.load import RequestRecord
 from phases.trial.end import Fault, TrialEnd
 from phases.trial.looks import Looks
 from phases.trial.reference import Recorder
+from phases.trial.served import ServedBy
 from phases.trial.settings import ERRORS, JudgeSettings
 
 ARMS = ("canary", "control")
@@ -76,6 +77,7 @@ class Judge:
         self._changes = [Changes(test, settings.change_share, horizon, probes=probes) for test in whole]
         self._counters = CounterWindows()
         self._reference = Recorder(settings.metrics)
+        self._served, self._arms_share = {arm: ServedBy(arm) for arm in ARMS}, 2 if turns else 1
         self._kept: list[
             tuple[float, str, float, dict[str, float]]
         ] = []  # time, arm, requests, errors: of the recent part
@@ -96,6 +98,7 @@ class Judge:
                 test.add(arm, scrape)
         for change in self._changes:
             change.scrape(arm, scrape)
+        self._served[arm].scrape(scrape)
         step = self._counters.add(scrape)
         if step is None:
             return
@@ -114,6 +117,7 @@ class Judge:
         for change in self._changes:
             change.value(arm, record)
         self._own_ended[arm] += 1
+        self._served[arm].record(record)
         if self._own_errors:
             self._own_errors.add(arm, at, requests=1, errors=int(record.status <= 0 or record.status >= 500))
 
@@ -182,6 +186,7 @@ class Judge:
             dict(self.requests),
             withheld=withheld,
             traffic=self._reference.traffic(),
+            served=tuple(self._served[arm].end(self.requests[arm], seconds / self._arms_share) for arm in ARMS),
         )
 
     # -- pieces --------------------------------------------------------------------------------------------------------

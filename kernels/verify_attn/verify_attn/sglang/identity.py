@@ -29,6 +29,7 @@ def announce(backend, runner) -> FactFile:
         "ranks": ranks,
         "backend": backend.name,
         "device": str(backend.device),
+        "gpu": _gpu(backend.device),
         "release": release,
         "build": backend.build(),
     }
@@ -55,6 +56,13 @@ def announce(backend, runner) -> FactFile:
         release[:12] or "none",
     )
     return FactFile(os.environ.get("VERIFY_ATTN_FACTS"), identity, current, control)
+
+
+def _gpu(device) -> str:
+    """The device's name as CUDA has it; empty for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if str(device).startswith("cuda") else ""
 
 
 def hot_facts(control: Control, reason: str = "") -> dict:
