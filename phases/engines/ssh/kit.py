@@ -1,7 +1,8 @@
-"""The scripts that run on hosts, as one content-addressed kit, and the line of Python that starts them there."""
+"""The scripts that run on hosts, as one content-addressed kit, and the command line that starts them there."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -9,30 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ONHOST = Path(__file__).parent / "onhost"
-MARK = "phasegate-agent"  # begins the first line of ours, after whatever a login script may print
+MARK = "phasegate-agent"
+WORD = 900  # characters: csh takes words of up to 1023
 
 # Runs before any file of ours is on the host: check the kit by its hash, receive it if it is missing or damaged, start it.
+# What it says begins with the session's token, since login scripts print on the same stream. Where somebody has put a
+# terminal between (a forced command, a recording bastion), the terminal must neither echo nor translate, and its hanging
+# up must not end a batch half way. Python 2 has to get as far as saying that it is Python 2.
 BOOT = """
 import hashlib,json,os,sys
-root,digest=sys.argv[1:3]
+root,digest,token=a['root'],a['digest'],a['token']
+def say(what): os.write(1,(token+json.dumps(what)+'\\n').encode())
+def fail(code,message,hint,**facts): say({'results':[],'error':{'code':code,'message':message,'hint':hint,'facts':facts}}); sys.exit(3)
+if sys.version_info<(3,8): fail('old_python','%s there is Python %d.%d'%((a['python'],)+tuple(sys.version_info[:2])),'Set `python` of this host to a Python 3.8 or newer.')
+if os.isatty(0) or os.isatty(1):
+    import signal,tty
+    signal.signal(signal.SIGHUP,signal.SIG_IGN)
+    for fd in (0,1):
+        if os.isatty(fd): tty.setraw(fd)
 base=os.path.join(os.path.abspath(root),'bin')
 kit=os.path.join(base,digest)
 def good():
     try: files={n:open(os.path.join(kit,n)).read() for n in sorted(os.listdir(kit)) if n.endswith('.py')}
-    except OSError: return False
+    except (OSError,ValueError): return False
     return hashlib.sha256(json.dumps(files,sort_keys=True).encode()).hexdigest()==digest
 have,rest=good(),b''
-os.write(1,('%s %s\\n'%('MARK','have' if have else 'need')).encode())
-if not have:
-    while b'\\n' not in rest:
-        part=os.read(0,1<<16)
-        if not part: sys.exit(0)
-        rest+=part
-    line,_,rest=rest.partition(b'\\n')
+say('have' if have else 'need')
+def install(files):
     os.makedirs(base,exist_ok=True)
     new='%s.%d.new'%(kit,os.getpid())
     os.mkdir(new)
-    for n,text in json.loads(line).items():
+    for n,text in files.items():
         with open(os.path.join(new,n),'w') as f: f.write(text); f.flush(); os.fsync(f.fileno())
     for _ in range(9):
         try: os.rename(new,kit)
@@ -43,10 +51,22 @@ if not have:
         else: break
     link=os.path.join(base,'kit'); temporary='%s.%d'%(link,os.getpid())
     os.symlink(digest,temporary); os.replace(temporary,link)
+if not have:
+    while b'\\n' not in rest:
+        part=os.read(0,1<<16)
+        if not part: sys.exit(0)
+        rest+=part
+    line,_,rest=rest.partition(b'\\n')
+    try: install(json.loads(line))
+    except OSError as e: fail('os',str(e.strerror),'',errno=e.errno,path=e.filename or base)
 sys.path.insert(0,kit)
 import agent
-agent.serve(root,float(sys.argv[3]),rest)
-""".replace("MARK", MARK)
+agent.serve(root,token,a['idle'],rest)
+"""
+
+# What a login shell gets to read: no line break, no quote but the pair around it, nothing that any shell expands; the rest
+# is in words of letters and digits. csh, fish and the shells of the Bourne family read it alike.
+STARTER = 'import base64,json,sys;a=json.loads(base64.urlsafe_b64decode("".join(sys.argv[1:])).decode());exec(a["boot"],{"a":a})'
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,14 @@ def kit() -> Kit:
     files = {path.name: path.read_text() for path in sorted(ONHOST.glob("*.py"))}
     text = json.dumps(files, sort_keys=True)
     return Kit(hashlib.sha256(text.encode()).hexdigest(), text.encode() + b"\n")
+
+
+def boot(python: str, root: str, token: str, idle: float) -> list[str]:
+    """The argv that starts the agent; everything it says on standard output begins with `token`, a line each."""
+    given = {"boot": BOOT, "python": python, "root": root, "digest": kit().digest, "token": token, "idle": idle}
+    text = base64.urlsafe_b64encode(json.dumps(given).encode()).decode()
+    words = [text[start : start + WORD] for start in range(0, len(text), WORD)]
+    return [python, "-E", "-s", "-S", "-c", STARTER, *words]
 
 
 def script(root: str, name: str) -> str:

@@ -10,19 +10,24 @@ leaves it finished, not half done.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from phases.base.errors import FleetError
-from phases.engines.ssh.errors import UnreachableError, from_host
+from phases.engines.ssh.errors import SilentHostError, UnreachableError, from_host
+from phases.engines.ssh.exits import exit_error
 from phases.engines.ssh.host import Host
-from phases.engines.ssh.kit import BOOT, MARK, kit
+from phases.engines.ssh.kit import MARK, boot, kit
 from phases.engines.ssh.stream import Stream, Transport
 
 IDLE_SECONDS = 300.0  # how long the host waits for the next request before it drops this session's lock
 MAX_LINE = 16 << 20
+END_SECONDS = 2.0  # for the exit status of an agent whose output has ended
+NOISE_KEPT = 4000  # bytes of what others print on the stream, for messages
 ACK_BYTES = 32 << 10  # the host says so whenever it has taken this much of a body
 # Bytes on the way at most. With 2 MB on the way to a reader slower than the line, sshd (OpenSSH 9.2) was seen to use 0.1 s
 # more of the processor than with little; where it spends that was not profiled. A long line needs more to be filled.
@@ -43,7 +48,7 @@ class HostSession:
     def __init__(self, transport: Transport, *, idle: float = IDLE_SECONDS) -> None:
         self.transport, self.idle = transport, idle
         self._stream: Stream | None = None
-        self._buffer = b""
+        self._token, self._buffer, self._noise = b"", b"", b""
         self.greeting: dict[str, Any] = {}
 
     @property
@@ -113,32 +118,45 @@ class HostSession:
         self.close()
 
     def _start(self) -> Stream:
-        limit = self.host.timeouts.command
-        stream = self.transport.open(
-            [self.host.python, "-E", "-s", "-S", "-c", BOOT, self.host.root, kit().digest, str(self.idle)]
-        )
-        self._stream, self._buffer = stream, b""
-        first = self._line(stream, limit).strip()
-        while not first.startswith(MARK.encode()):  # what login scripts print
-            first = self._line(stream, limit).strip()
-        if first.endswith(b"need"):
+        """Start the agent. What is its own on the stream begins with a token that nobody else can know: the rest comes
+        from login scripts, also without a line end, also later from what they left running."""
+        limit, token = self.host.timeouts.command, f"{MARK}-{secrets.token_hex(8)}:"
+        stream = self.transport.open(boot(self.host.python, self.host.root, token, self.idle))
+        self._stream, self._token, self._buffer, self._noise = stream, token.encode(), b"", b""
+        try:
+            first = json.loads(self._line(stream, limit))
+        except SilentHostError:
+            raise self._not_started(limit) from None
+        if first == "need":
             stream.write(kit().line, limit)
+        elif first != "have":
+            self._drop()
+            raise from_host(self.host.name, first["error"])
         self.greeting = self.do(op("hello"), timeout=limit)[0]
         return stream
 
     def _line(self, stream: Stream, limit: float) -> bytes:
-        until = time.monotonic() + limit
-        while b"\n" not in self._buffer:
+        """The agent's next line, without its token; what stands before the token is somebody else's."""
+        until, strange = time.monotonic() + limit, 0
+        while True:
+            noise, token, mine = self._buffer.partition(self._token)
+            if token and b"\n" in mine:
+                line, _, self._buffer = mine.partition(b"\n")
+                self._noise = (self._noise + noise)[-NOISE_KEPT:]
+                return line
+            if not token and len(noise) > len(self._token):
+                self._buffer = noise[-len(self._token) :]  # may hold the beginning of a token
+                self._noise = (self._noise + noise[: -len(self._token)])[-NOISE_KEPT:]
+                strange += len(noise) - len(self._token)
             try:
                 data = stream.read(max(0.0, until - time.monotonic()))
             except FleetError:
+                self._noise = (self._noise + self._buffer)[-NOISE_KEPT:]
                 self._drop()
                 raise
-            if not data or len(self._buffer) > MAX_LINE:
+            if not data or len(self._buffer) + strange > MAX_LINE:
                 raise self._ended(stream)
             self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
 
     def _refusal(self, stream: Stream) -> FleetError | None:
         """Writing failed: the host may have refused and hung up, and then its last line says why."""
@@ -152,19 +170,30 @@ class HostSession:
         reply = json.loads(line) if line else {}
         return from_host(self.host.name, reply["error"]) if reply.get("error") else None
 
+    def _not_started(self, limit: float) -> FleetError:
+        said = _last_line(self._noise)
+        return SilentHostError(
+            f"the login shell has not started {self.host.python} within {limit:g} s (it said: {said}).",
+            hint="See whether `ssh` with a command (`true`) comes back: a login script that waits for input or starts "
+            "another shell (`exec zsh`) must do so only for terminals.",
+            host=self.host.name,
+        )
+
     def _ended(self, stream: Stream) -> FleetError:
-        said = stream.errors().strip().splitlines()
+        said = _last_line(self._noise + self._buffer + b"\n" + stream.errors().encode())
+        code: int | None = None
+        with contextlib.suppress(FleetError):  # no status: the connection is what ended
+            code = stream.wait(END_SECONDS)
         self._drop()
-        last = said[-1][:300] if said else "no message"
-        hint = "Check the network and the host, then repeat the command."
-        if any(word in last for word in ("not found", "No such file", "no python")):
-            hint = f"Set `python` of this host to a Python 3.8 or newer (now {self.host.python!r})."
-        elif "sudo:" in last:
-            hint = f"Allow {self.host.python} for this user in sudoers with NOPASSWD, or remove `sudo`."
-        return UnreachableError(f"the session on the host ended ({last}).", hint=hint, host=self.host.name)
+        return exit_error(self.host, code, said)
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         self._buffer = b""
         if stream is not None:
             stream.close()
+
+
+def _last_line(said: bytes) -> str:
+    lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "nothing"

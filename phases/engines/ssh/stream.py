@@ -6,6 +6,7 @@ wait. What the toolkit does on hosts goes through one stream per connection (`ph
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -107,9 +108,24 @@ def as_user(host: Host, argv: Sequence[str]) -> list[str]:
     return ["sudo", "-n", "-u", host.sudo, "--", *argv] if host.sudo else list(argv)
 
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@+,-]+")
+_PIECES = re.compile(r"[^'\\!]+|.", re.DOTALL)
+_ESCAPED = {"'": '"\'"', "\\": "\\\\", "!": "\\!"}
+
+
 def shell_line(argv: Sequence[str]) -> str:
-    """The one place where an argv becomes text for a remote shell."""
-    return shlex.join(argv)
+    """The one place where an argv becomes text for a remote shell, which may be any: sh, bash, zsh, dash, ash, csh or fish.
+
+    They agree on what stands in single quotes except for a backslash (fish), an exclamation mark (csh) and the quote
+    itself, which stand outside. A line break has no form that csh reads too; `kit.boot` has none.
+    """
+    return " ".join(map(_quoted, argv))
+
+
+def _quoted(word: str) -> str:
+    if _PLAIN.fullmatch(word):
+        return word
+    return "".join(_ESCAPED.get(piece, f"'{piece}'") for piece in _PIECES.findall(word)) or "''"
 
 
 def silent(host: Host, what: str, seconds: float) -> FleetError:

@@ -29,32 +29,41 @@ IDLE_SECONDS = 300.0
 
 
 class Input:
-    """Standard input with a limit on silence, and an acknowledgement for every so many bytes of a request's body."""
+    """Standard input with a limit on silence, and an acknowledgement for every so many bytes of a request's body.
 
-    def __init__(self, handle, replies, idle, buffer=b""):
-        self.handle, self.replies, self.idle, self.buffer = handle, replies, idle, buffer
+    Where it is a terminal, its hanging up is an input error, and who forwards to it may end it with a ^D.
+    """
+
+    def __init__(self, handle, say, idle, buffer=b""):
+        self.handle, self.say, self.idle, self.buffer = handle, say, idle, buffer
         self.every, self.taken = 0, 0
+
+    def _more(self, count):
+        if not select.select([self.handle], [], [], self.idle)[0]:
+            return b""
+        try:
+            return os.read(self.handle, count)
+        except OSError as fault:
+            if fault.errno == errno.EIO:
+                return b""
+            raise
 
     def read(self, count):
         """Up to `count` bytes of a body; b"" when the other side is gone or silent."""
         if self.buffer:
             data, self.buffer = self.buffer[:count], self.buffer[count:]
         else:
-            if not select.select([self.handle], [], [], self.idle)[0]:
-                return b""
-            data = os.read(self.handle, count)
+            data = self._more(count)
         self.taken += len(data)
         while self.every and self.taken >= self.every:
-            self.replies.write(b"+\n")
+            self.say("+")
             self.taken -= self.every
         return data
 
     def line(self):
         while b"\n" not in self.buffer:
-            if not select.select([self.handle], [], [], self.idle)[0]:
-                return b""
-            data = os.read(self.handle, 1 << 16)
-            if not data:
+            data = self._more(1 << 16)
+            if not data or (not self.buffer and data[:1] == b"\x04"):
                 return b""
             self.buffer += data
         line, _, self.buffer = self.buffer.partition(b"\n")
@@ -242,18 +251,21 @@ def _listed(directory):
 
 
 def _os_fault(fault):
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HostFault("disk_full", "no space left on the device (%s)" % (fault.filename or "write"), "Free some space below the root.")
-    if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return HostFault("not_allowed", "%s: %s" % (fault.filename or "write", fault.strerror), "Give this user the root directory, or set `sudo`.")
-    return HostFault("os", "%s: %s" % (fault.filename or "system call", fault.strerror))
+    """The toolkit knows the cure for each errno; here is only what and where."""
+    return HostFault("os", fault.strerror or str(fault), errno=fault.errno, path=str(fault.filename or ""))
 
 
-def serve(root, idle=IDLE_SECONDS, begun=b""):
-    """Answer requests until the other side is gone. Standard output is kept for replies alone; `begun` was read already."""
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+def serve(root, token, idle=IDLE_SECONDS, begun=b""):
+    """Answer requests until the other side is gone; `begun` was read already. Each reply begins with the token, so that it
+    is told from what others print on the same stream."""
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    source = Input(0, replies, idle, begun)
+
+    def say(text):
+        replies.write((token + text + "\n").encode())
+        replies.flush()
+
+    source = Input(0, say, idle, begun)
     agent = Agent(root, source)
     try:
         while True:
@@ -263,7 +275,7 @@ def serve(root, idle=IDLE_SECONDS, begun=b""):
             request = json.loads(line)
             source.every, source.taken = request.get("ack", 0), 0
             reply = agent.handle(request)
-            replies.write(json.dumps(reply).encode() + b"\n")
+            say(json.dumps(reply))
             if reply["error"] and agent.receiving:
                 return  # what may still be on the way is payload, not a request
     except BrokenPipeError:
