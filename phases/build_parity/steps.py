@@ -123,6 +123,9 @@ def measure_ceilings(run: PhaseRun) -> Step:
     def measure(context: StepContext) -> dict[str, Any]:
         from phases.harness import ceilings
 
+        if why := _cannot_pass(run, context):
+            context.progress(f"not measured: {why}")
+            return {"facts": {"not_measured": why}}
         return {"ceilings": ceilings.measure(context.facts[LOOK]["device"], progress=context.progress)}
 
     return run.results_step(CEILINGS, "this device's own read, gather and arithmetic rates", measure)
@@ -137,6 +140,9 @@ def benchmark(run: PhaseRun) -> Step:
     def time(context: StepContext) -> dict[str, Any]:
         from phases.harness import benchmark as kernel_benchmark
 
+        if why := _cannot_pass(run, context):
+            context.progress(f"not timed: {why}")
+            return {}
         so_far = run.gathered(context)
         records = kernel_benchmark.measure(
             run.kernel,
@@ -153,6 +159,20 @@ def benchmark(run: PhaseRun) -> Step:
 
     return run.results_step(
         BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases
+    )
+
+
+def _cannot_pass(run: PhaseRun, context: StepContext) -> str:
+    """Why the gate is lost by what was proved so far, so that minutes of measuring tell nothing; empty when it is not."""
+    proved = [
+        record for record in run.gathered(context).parity if record.variant in run.candidates and not record.refused
+    ]
+    wrong = [record for record in proved if not record.ok]
+    if not wrong or run.record.keep_going:
+        return ""
+    return (
+        f"{len(wrong)} of {len(proved)} cases are wrong, first {wrong[0].variant} on {wrong[0].case.key} "
+        "(--keep-going measures all the same)"
     )
 
 

@@ -72,9 +72,18 @@ class Done:
     is_flag=True,
     help="Let what this run records be approved although the tree has uncommitted changes; every page then says so.",
 )
+@click.option(
+    "--keep-going", is_flag=True, help="Phase 1: measure also a kernel that computes wrong numbers and so cannot pass."
+)
 @json_option
 def run(
-    phases: tuple[str, ...], playbook_path: Path | None, resume: bool, yes: bool, allow_dirty: bool, as_json: bool
+    phases: tuple[str, ...],
+    playbook_path: Path | None,
+    resume: bool,
+    yes: bool,
+    allow_dirty: bool,
+    keep_going: bool,
+    as_json: bool,
 ) -> None:
     """Run phases: do the steps, judge the gate, record a checkpoint.
 
@@ -88,9 +97,9 @@ def run(
     done: list[Done] = []
     code = Exit.PASSED
     _require_yes_allowed(_to_run(playbook, phases), yes)
-    if resume and allow_dirty:
+    if resume and (allow_dirty or keep_going):
         raise UsageError(
-            "--allow-dirty is said when a run starts; --resume goes on with what its run said.",
+            f"{'--allow-dirty' if allow_dirty else '--keep-going'} is said when a run starts; --resume goes on with what its run said.",
             hint="Leave out one of the two.",
         )
     _warn_of_dirty_tree(playbook, _to_run(playbook, phases))
@@ -108,7 +117,7 @@ def run(
             again = resume and session.has_unfinished(playbook, section)
         if yes and not again and not allow_dirty:
             _require_clean_for_yes(playbook, section)
-        outcome = _run_one(playbook, section, again, yes, allow_dirty, as_json)
+        outcome = _run_one(playbook, section, again, yes, as_json, allow_dirty=allow_dirty, keep_going=keep_going)
         waits = outcome.code is Exit.WAITING_FOR_REVIEW
         done.append(Done(outcome, _approve(playbook, section) if waits and yes and section.allow_yes else None))
         code = done[-1].code
@@ -199,7 +208,7 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
 
 
 def _run_one(
-    playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, allow_dirty: bool, as_json: bool
+    playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool, **said_at_start: bool
 ) -> Any:
     from phases.cli.watchers import watcher
     from phases.harness import contract
@@ -221,13 +230,7 @@ def _run_one(
         )
         try:
             return session.run_phase(
-                playbook,
-                section,
-                resume=resume,
-                clock=SystemClock(),
-                watcher=watching,
-                notice=note,
-                allow_dirty=allow_dirty,
+                playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note, **said_at_start
             )
         finally:
             keep_written(playbook, SystemClock(), note)

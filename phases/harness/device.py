@@ -44,5 +44,7 @@ def lack_of_cuda() -> str:
     count = ctypes.c_int(0)
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return "the driver shows no CUDA device"
+    if not Extra.BENCH.installed:
+        return Extra.BENCH.missing
     version = metadata.version("torch")
     return f"torch {version} is built without CUDA" if "+cpu" in version else ""

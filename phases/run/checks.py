@@ -13,19 +13,34 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
+from phases.base.clock import Clock, SystemClock
 from phases.base.errors import PhaseError
 from phases.base.extras import Extra
 from phases.base.findings import Check, Finding, Health
-from phases.harness import toolchain
+from phases.harness import device, toolchain
+from phases.harness.facts import cpu_name
+from phases.harness.load import Meter
 from phases.ledger import repository as source
-from phases.playbook.schema import Playbook
+from phases.playbook.schema import Device, Playbook
 from phases.run.closing import ledger_of
+
+LOOK_SECONDS = 1.0  # how long the load is looked at
 
 
 def local_checks(playbook: Playbook | None, directory: Path) -> list[tuple[str, Check]]:
     """The checks of this machine by name; those that need a playbook are left out without one."""
-    benches = playbook is not None and any(section.name == "build-parity" for section in playbook.phases)
+    bench = (
+        next((section.settings for section in playbook.phases if section.name == "build-parity"), None)
+        if playbook
+        else None
+    )
+    benches = bench is not None
     checks: list[tuple[str, Check]] = [
+        *(
+            [("device", lambda: check_device(bench.device)), ("load", lambda: check_load(SystemClock()))]
+            if bench
+            else []
+        ),
         ("python", check_python),
         ("git", lambda: check_git(directory)),
         ("torch", lambda: check_extras(benches)),
@@ -54,6 +69,28 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
         except OSError as fault:
             findings.append(Finding(name, Health.PROBLEM, str(fault), "See what the system says there."))
     return findings
+
+
+def check_device(wanted: Device) -> Iterable[Finding]:
+    """What the playbook's `device` would be here; first, since without it nothing else of Phase 1 matters."""
+    lack = "" if wanted is Device.CPU else device.lack_of_cuda()
+    if lack and wanted is Device.CUDA:
+        return [Finding("device", Health.PROBLEM, f"the playbook says cuda, but {lack}", device.CURE)]
+    if lack or wanted is Device.CPU:
+        why = f"auto: {lack}" if lack else "as the playbook says"
+        return [Finding("device", Health.OK, f"cpu ({why}): {cpu_name()}")]
+    return [Finding("device", Health.OK, f"cuda ({'auto' if wanted is Device.AUTO else 'as the playbook says'})")]
+
+
+def check_load(clock: Clock) -> Iterable[Finding]:
+    """Whether something else keeps this machine busy, looked at for a second."""
+    meter = Meter()
+    clock.sleep(LOOK_SECONDS)
+    seen = meter.read()
+    if spoils := seen.spoils():
+        cure = "End what else runs, or expect Phase 1 to take more samples and to be inconclusive in the end."
+        return [Finding("load", Health.WARNING, f"timings will be spoilt: {' and '.join(spoils)} ({seen})", cure)]
+    return [Finding("load", Health.OK, str(seen))]
 
 
 def check_python() -> Iterable[Finding]:
@@ -116,7 +153,6 @@ def check_compilers(required: Iterable[str], optional: Iterable[str]) -> Iterabl
 
 def check_state(playbook: Playbook) -> Iterable[Finding]:
     """Whether runs can be kept, and whether one is in the way."""
-    from phases.base.clock import SystemClock
     from phases.run import run_directory
     from phases.run.lock import Lock, is_dead
 

@@ -39,6 +39,7 @@ class RunRecord:
     kernel_digest: str
     source: dict[str, Any]  # commit, branch, dirty ... as phases.ledger.source.describe gives them
     toolkit: str  # version of phasegate
+    keep_going: bool = False  # measure what cannot pass any more, too
     schema: str = SCHEMA
 
 

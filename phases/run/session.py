@@ -71,10 +71,12 @@ def run_phase(
     notice: Callable[[str], None] = lambda line: None,
     on_record: OnRecord | None = None,
     allow_dirty: bool = False,
+    keep_going: bool = False,
 ) -> Outcome:
     """Run a phase, or go on with its latest attempt, and record its checkpoint.
 
     `allow_dirty`: of a new attempt, whether what it records from a tree with uncommitted changes may be approved all the same.
+    `keep_going`: of a new attempt, whether Phase 1 measures also what computes wrong numbers.
 
     Raises a PhaseError for whatever stops it before a checkpoint is recorded: LockedError, Interrupted, the errors of
     the steps; UsageError when there is nothing to resume; GateError when an earlier phase has not passed.
@@ -89,7 +91,7 @@ def run_phase(
         ledger = ledger_of(playbook)
         require_whole(ledger)
         progress.require_ready(section, progress.standings(playbook, ledger, kernel_digest(playbook)))
-        directory = _attempt(state, playbook, section, repo, clock, resume, notice, allow_dirty)
+        directory = _attempt(state, playbook, section, repo, clock, resume, notice, allow_dirty, keep_going)
         return _execute(playbook, section, repo, directory, clock, watcher, on_record)
 
 
@@ -157,6 +159,7 @@ def _attempt(
     resume: bool,
     notice: Callable[[str], None],
     allow_dirty: bool,
+    keep_going: bool,
 ) -> RunDirectory:
     earlier = run_directory.attempts(state, playbook.name, section.name)
     if not resume:
@@ -172,6 +175,7 @@ def _attempt(
         }
         if allow_dirty:
             kept["source"] = {**kept["source"], ledger_source.ALLOWED_DIRTY: True}
+        kept["keep_going"] = keep_going
         return run_directory.create(state, playbook.name, section.name, **kept)
     if not earlier:
         raise UsageError(

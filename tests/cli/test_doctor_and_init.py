@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import subprocess
@@ -10,8 +11,11 @@ import sys
 
 import pytest
 
+from phases.base.clock import SystemClock
 from phases.base.errors import BuildError
+from phases.base.findings import Health
 from phases.cli.watchers import Lines, Live
+from phases.run.checks import check_load
 from tests.cli.conftest import Phase
 from tests.run.conftest import git
 
@@ -35,7 +39,6 @@ def test_each_problem_has_its_cure_and_the_exit_code_tells(repository, phase, tm
     shown = phase("doctor", code=1, env=environment).stdout
     for words in ("/nowhere/g++", "/nowhere/nvcc", "builds sm_90", "nowhere:", "git remote -v", "checked out"):
         assert words in shown.replace("\n", " ") or words in shown, words
-    import json
 
     findings = json.loads(phase("doctor", "--json", code=1, env=environment).stdout)["findings"]
     problems = {row["name"]: row for row in findings if row["health"] == "problem"}
@@ -166,3 +169,37 @@ def test_a_reader_that_goes_away_does_not_stop_the_run(repository):
             out.close()
         except BrokenPipeError:
             pass
+
+
+def test_the_device_the_playbook_names_comes_first_and_a_load_is_told(repository, phase):
+    path = repository.path / "playbook.yaml"
+    path.write_text(path.read_text().replace("review: required", "review: required\n    device: cuda"))
+    rows = json.loads(phase("doctor", "--json", code=1, env={"CUDA_VISIBLE_DEVICES": ""}).stdout)["findings"]
+    assert (
+        rows[0]["name"] == "device" and rows[0]["health"] == "problem" and "the playbook says cuda" in rows[0]["found"]
+    )
+    assert "device: cpu" in rows[0]["cure"] and rows[1]["name"] == "load"
+    refused = phase("run", code=1, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert (
+        "the playbook says `device: cuda`" in refused.stderr and "2/" not in refused.stdout
+    )  # the first step ended it
+
+
+class Burning(SystemClock):
+    """Sleeps while something that is not ours keeps every core busy."""
+
+    def sleep(self, seconds):
+        code = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+        started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count())]
+        super().sleep(seconds)
+        BURNT.extend(started)  # waited for after the look: until then their time is nobody of ours
+
+
+BURNT: list = []
+
+
+def test_a_load_that_spoils_timings_is_a_warning():
+    (found,) = check_load(Burning())
+    for process in BURNT:
+        process.wait()
+    assert found.health is Health.WARNING and "timings will be spoilt: others use" in found.found and found.cure
