@@ -1,10 +1,16 @@
-"""kill -9 of `phase` at the boundaries of its journal: what is left, and whether `--resume`, `phase rollback` or the lease bring it to one release.
+"""kill -9 or suspension of `phase` at the boundaries of its journal: what is left, and whether `--resume`, `phase rollback` or the lease bring
+it to one release.
 
     python tests/benchmarks/bench_kill_sweep.py                          stand-in workers, every instant of both phases, resumed
     python tests/benchmarks/bench_kill_sweep.py --then rollback          the same, rolled back by hand after each kill
     python tests/benchmarks/bench_kill_sweep.py --fleet embedded --few --steps switch,bake --phases tp8-canary --then resume,lease
                                                                          real SGLang workers (two, on this machine's CPU), some instants;
                                                                          then the toolkit dead for good: the host brings the canary back
+    python tests/benchmarks/bench_kill_sweep.py --few --then asleep,overslept
+                                                                         suspended at each instant; a rollback by hand, or the end of all
+                                                                         leases, happens meanwhile; then it wakes up and goes on
+    python tests/benchmarks/bench_kill_sweep.py --few --then broken      killed at each instant, rolled back while the incumbent cannot start:
+                                                                         the floor is kept and a person called, or all are on one release
 
 Other people's requests run through the router all the while and are counted. Needs git and sshd; for the embedded fleet the serving
 environment (`phase doctor`), about 5 GB of memory and ten minutes of two cores for a handful of instants.
@@ -19,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -139,6 +146,90 @@ def sweep(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Bo
     return well
 
 
+def asleep(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Boundary], then: str, timeout: float) -> bool:
+    """A run suspended at each boundary, and what happened while it slept: a rollback by hand (`asleep`), or its leases ran out (`overslept`).
+
+    It must end on one release that is last-good everywhere, and the ledger's last word must be what is observed.
+    """
+    print(f"{phase}: suspended at {len(where)} instants; meanwhile {'a rollback by hand' if then == 'asleep' else 'its leases run out'}", flush=True)
+    well, ends = True, Counter[int]()
+    for boundary in where:
+        with fleet.suspended("run", phase, "--yes", at=boundary, timeout=timeout) as process:
+            if then == "asleep":
+                back = fleet.phase("rollback", "--yes", timeout=timeout)
+                assert back.returncode == 0, back.stdout
+            else:
+                until = time.monotonic() + timeout
+                while any(s.lease and s.lease.active for s in fleet.states()) and time.monotonic() < until:
+                    time.sleep(0.5)
+        ends[process.returncode] += 1
+        side, left = _settled(fleet, digests)
+        word = _last_word(fleet)
+        agrees = word == side
+        print(f"  {boundary[0]:14} {boundary[1]:22} {boundary[2]:6}  exit {process.returncode}, all on the {side}, the ledger says {word}{'' if not left else f'  {left}'}{'' if agrees else '  DISAGREES'}", flush=True)
+        well &= not left and agrees and process.returncode in (0, 7)
+        if side == "candidate":  # so that the next one has something to roll out again
+            back = fleet.phase("rollback", "--yes", timeout=timeout)
+            well &= back.returncode == 0 and not fleet.not_converged(digests["incumbent"])
+    print(f"  {sum(ends.values())} states; exit codes: {', '.join(f'{code} {count} times' for code, count in sorted(ends.items()))}", flush=True)
+    return well
+
+
+def broken(fleet: Driven, digests: dict[str, str], phase: str, where: Sequence[Boundary], timeout: float) -> bool:
+    """A run killed at each boundary and rolled back while the incumbent cannot start anywhere: the floor, and a person called."""
+    print(f"{phase}: killed at {len(where)} instants, rolled back while the incumbent does not start", flush=True)
+    well, codes = True, Counter[int]()
+    with fleet.production() as production:
+        floor = production.settings.min_available.of(len(production.workers))
+    for boundary in where:
+        killed = fleet.phase("run", phase, "--yes", kill=boundary, timeout=timeout)
+        assert killed.returncode == -9, killed.stdout
+        with _faulty_incumbent(fleet):
+            back = fleet.phase("rollback", "--yes", timeout=timeout)
+            serving = sum(s.serving and s.in_service for s in fleet.states())
+            codes[back.returncode] += 1
+        held = serving >= floor and (back.returncode == 8 or not fleet.not_converged(digests["incumbent"]))
+        mended = fleet.phase("rollback", "--yes", "--below-floor", timeout=timeout)
+        left = fleet.not_converged(digests["incumbent"])
+        both = left and fleet.not_converged(digests["candidate"])
+        print(f"  {boundary[0]:14} {boundary[1]:22} {boundary[2]:6}  exit {back.returncode}, {serving} in service (floor {floor}); mended: exit {mended.returncode}{'' if not both else f'  {left}'}", flush=True)
+        well &= held and mended.returncode == 0 and not both
+        if left and not both:
+            break  # the candidate is production now; there is nothing left to roll out
+    print(f"  {sum(codes.values())} states; exit codes: {', '.join(f'{code} {count} times' for code, count in sorted(codes.items()))}", flush=True)
+    return well
+
+
+@contextmanager
+def _faulty_incumbent(fleet: Driven) -> Iterator[None]:
+    """Stand-in workers whose incumbent crashes as it starts, while the block runs."""
+    numbers = range(1, fleet.count + 1)  # type: ignore[attr-defined]
+    for number in numbers:
+        fleet.fault(number, only="light_incumbent", CRASH=1)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for number in numbers:
+            fleet.root(number).joinpath("fault").unlink(missing_ok=True)  # type: ignore[attr-defined]
+
+
+def _settled(fleet: Driven, digests: dict[str, str]) -> tuple[str, list[str]]:
+    """Which side the whole fleet is on, and what keeps it from being so."""
+    left = {side: fleet.not_converged(digest) for side, digest in digests.items()}
+    side = min(left, key=lambda name: len(left[name]))
+    return side, left[side]
+
+
+def _last_word(fleet: Driven) -> str:
+    """Where production is by the ledger's last checkpoint that changed it."""
+    for checkpoint in reversed(ledger_of(fleet.playbook).checkpoints()):
+        if checkpoint.phase == "full-rollout" and checkpoint.verdict.advances:
+            return "candidate"
+        if checkpoint.phase in ("rollback", "tp8-canary", "full-rollout"):
+            return "incumbent"
+    return "incumbent"
+
+
 def lease(fleet: Driven, digests: dict[str, str], timeout: float) -> bool:
     """The toolkit dies while its canary serves and never comes back."""
     fleet.phase("run", "tp8-canary", "--yes", kill=("step-finished", canary.CANARY, "after"), timeout=timeout)
@@ -169,7 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fleet", choices=("light", "embedded"), default="light")
     parser.add_argument("--phases", default="tp8-canary,full-rollout", help="which, in this order")
-    parser.add_argument("--then", default="resume", help="resume, rollback or lease; several after one another, a comma between")
+    parser.add_argument("--then", default="resume", help="resume, rollback, lease, asleep, overslept or broken; several after one another, a comma between")
     parser.add_argument("--few", action="store_true", help="not every instant, but each state once: the end of a step, before and after it is on disk")
     parser.add_argument("--steps", default="", help="only boundaries of steps whose names hold one of these words, after a comma each")
     options = parser.parse_args()
@@ -179,7 +270,7 @@ def main() -> int:
         if options.fleet == "light":
             from tests.production.light_fleet import LightFleet
 
-            fleet: Driven = LightFleet(Path(directory) / "light")
+            fleet: Driven = LightFleet(Path(directory) / "light", lease=8.0 if "overslept" in options.then else 90.0)
         else:
             fleet = EmbeddedFleet(Path(directory))
         try:
@@ -198,8 +289,16 @@ def run(fleet: Driven, options: argparse.Namespace, words: Sequence[str]) -> int
                 well &= lease(fleet, digests, timeout)
                 continue
             for phase in options.phases.split(","):
+                if then in ("asleep", "overslept", "broken") and phase == "full-rollout":
+                    opened = fleet.phase("run", "tp8-canary", "--yes", timeout=timeout)
+                    assert opened.returncode == 0, opened.stdout
                 where = [b for b in boundaries(phase, every=not options.few) if not words or any(word in b[1] for word in words)]
-                well &= sweep(fleet, digests, phase, where, then, timeout)
+                if then in ("asleep", "overslept"):
+                    well &= asleep(fleet, digests, phase, where, then, timeout)
+                elif then == "broken":
+                    well &= broken(fleet, digests, phase, where, timeout)
+                else:
+                    well &= sweep(fleet, digests, phase, where, then, timeout)
         print(f"users: {went()}")
     print("converged, nothing mixed" if well else "NOT CONVERGED")
     return 0 if well else 1
