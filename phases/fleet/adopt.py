@@ -14,6 +14,7 @@ from phases.base.errors import FleetError, PhaseError, ended, joined
 from phases.engines.ssh.bundle import Bundle
 from phases.engines.ssh.deploy import first_release
 from phases.engines.ssh.host import Host
+from phases.engines.ssh.placing import CURE
 from phases.engines.ssh.releases import NEVER
 from phases.production.production import Production
 from phases.production.releases import fleet_releases, require_values
@@ -44,7 +45,7 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
     batch in which one fails. Workers that have one and serve, but get no traffic, are put into service.
 
     Raises:
-        FleetError: a worker cannot be asked, or did not come up; those adopted before it stay adopted.
+        FleetError: a worker cannot be asked, or the router has what may be one of them under another name, or one did not come up; those adopted before it stay adopted.
         UsageError: not one worker can be spared.
     """
     states = production.observe()
@@ -53,6 +54,8 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
         raise FleetError(
             f"{len(lost)} workers cannot be asked: {ended(joined(lost))}", hint="`phase doctor` says what is wrong."
         )
+    if doubtful := [f"{s.host.name}: {s.doubt}" for s in states if s.doubt]:
+        raise FleetError(f"nobody can tell whom users are served by: {ended(joined(doubtful))}", hint=CURE)
     new = [s.host for s in states if s.last_good == NEVER]  # what an earlier attempt left half done is done again
     serving = {s.host.name for s in states if s.in_service}
     production.push([incumbent], new)

@@ -240,8 +240,9 @@ class Routed:
         self._missing: set[str] = set()
 
     def check(self) -> Fault | None:
-        listed = self._production.routed(needed=False)
-        missing = {host.name for host in self._hosts if host.url not in listed} if listed else set()
+        routed = self._production.routed(needed=False)
+        somebody = any(routed.entries.values())
+        missing = {host.name for host in self._hosts if somebody and routed.in_service(host.name) is False}
         gone, self._missing = sorted(missing & self._missing), missing
         if not gone:
             return None

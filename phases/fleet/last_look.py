@@ -63,7 +63,7 @@ def _not_as_claimed(states: Sequence[WorkerState], digest: str) -> list[str]:
         why = (
             state.error
             or ("" if state.serving else "does not answer")
-            or ("" if state.in_service else "the router sends it nothing")
+            or state.unserved
             or (
                 ""
                 if state.current == goal == state.last_good

@@ -113,7 +113,7 @@ def open_production(
     made = Production(
         section(run, "production"),
         fleet,
-        make_router(fleet.router, clock),
+        make_router(fleet.router, clock, fleet.workers()),
         run.kernel.package,
         purpose,
         clock,

@@ -11,6 +11,7 @@ from phases.base.errors import FleetError, PhaseError, ended, joined
 from phases.base.files import write_json
 from phases.base.results import Results, StageEnd
 from phases.engines.ssh.host import Host
+from phases.engines.ssh.placing import CURE
 from phases.fleet import traffic
 from phases.fleet.live import Live, fleet_settings
 from phases.fleet.report import table
@@ -107,7 +108,7 @@ def leave(live: Live) -> Step:
 def batches_under_floor(production: Production, hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
     """Groups that may be out of service together."""
     floor = production.settings.min_available.of(len(production.workers))
-    return batches(hosts, len(production.routed()), floor) if hosts else []
+    return batches(hosts, len(production.service().serving), floor) if hosts else []
 
 
 def together(hosts: Sequence[Host], act: Callable[[Host], Any]) -> dict[str, PhaseError]:
@@ -166,6 +167,10 @@ def _require_well(states: Sequence[WorkerState]) -> None:
         raise FleetError(
             f"{len(ill)} workers are not well before anything has moved: {ended(joined(ill))}",
             hint="Mend them, or take them out of the playbook.",
+        )
+    if doubtful := [f"{s.host.name}: {s.doubt}" for s in states if s.doubt]:
+        raise FleetError(
+            f"nobody can tell whom users are served by before anything has moved: {ended(joined(doubtful))}", hint=CURE
         )
     out = [s.host.name for s in states if not s.in_service]
     if out:

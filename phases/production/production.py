@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phases.base.clock import Clock
@@ -22,6 +22,7 @@ from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import Lease, LeaseState, read_lease
 from phases.engines.ssh.locks import HostLock, LockInfo, break_lock, show_lock
+from phases.engines.ssh.placing import AddressBook, Routed
 from phases.engines.ssh.releases import ReleaseStore, read_inventory
 from phases.engines.ssh.router import RouterDriver, drain
 from phases.engines.ssh.services import wait_ready, waiting
@@ -30,8 +31,10 @@ from phases.engines.ssh.settings import FleetSettings
 from phases.notify.teller import Teller, silent
 from phases.production.agreement import Agreement, compare
 from phases.production.renewer import Renewer, Turns
+from phases.production.service import Service
 from phases.production.settings import ProductionSettings
 from phases.serving.client import Client
+from phases.serving.in_flight import ASK_SECONDS, in_flight
 from phases.serving.own import OwnRequests
 
 Progress = Callable[[str], None]
@@ -53,8 +56,10 @@ class WorkerState:
 
     Attributes:
         current, last_good: digests; `none` where there is none.
-        serving: it answered a health check. in_service: the router sends it traffic.
+        serving: it answered a health check. in_service: the router sends it traffic; None where that cannot be told.
         error: why the host could not be asked, else empty.
+        listed: the router has it, maybe as unhealthy; None where that cannot be told.
+        doubt: why it is not certain that the router has it under no other name, else empty.
     """
 
     host: Host
@@ -62,8 +67,21 @@ class WorkerState:
     last_good: str = ""
     lease: LeaseState | None = None
     serving: bool = False
-    in_service: bool = False
+    in_service: bool | None = False
     error: str = ""
+    listed: bool | None = False
+    doubt: str = ""
+
+    @property
+    def unserved(self) -> str:
+        """Why it does not count as in service; empty where it does."""
+        if self.in_service:
+            return ""
+        return (
+            "the router sends it nothing"
+            if self.in_service is False
+            else f"whether users are served by it is not known: {self.doubt}"
+        )
 
     @property
     def leased(self) -> bool:
@@ -113,6 +131,8 @@ class Production:
         self.leases: dict[str, Lease] = {}  # armed or adopted by this process, by host
         self._renewer: Renewer | None = None
         self.agreements: list[Agreement] = []  # of each worker switched by this process
+        self.book = AddressBook.of(self.workers, self.clock, router=self.fleet_settings.router.url)
+        self._told: set[str] = set()  # about the router
 
     def __enter__(self) -> Production:
         return self
@@ -132,31 +152,56 @@ class Production:
     def observe(self, *, router_needed: bool = True) -> list[WorkerState]:
         """Every worker, asked at the same time; what cannot be asked has an `error`.
 
-        Raises: RouterError when the router does not answer, unless it is not needed; then nobody is seen in service.
+        Raises: RouterError when the router does not answer, unless it is not needed; then of nobody is known whether it is in service.
         """
-        in_service = self.routed(needed=router_needed)
+        routed = self.routed(needed=router_needed)
         found = self.fleet.each(lambda session: (read_inventory(session), read_lease(session)), deadline=60.0)
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            healthy = dict(
-                zip(self.workers, pool.map(lambda host: self.client(host, 5.0).health(), self.workers), strict=True)
-            )
-        return [self._state(host, found[host.name], healthy[host], host.url in in_service) for host in self.workers]
+        healthy = self.answering()
+        return [self._state(host, found[host.name], host.name in healthy, routed) for host in self.workers]
 
-    def _state(self, host: Host, result: Any, healthy: bool, in_service: bool) -> WorkerState:
+    def _state(self, host: Host, result: Any, healthy: bool, routed: Routed) -> WorkerState:
+        name = host.name
+        seen = WorkerState(
+            host,
+            serving=healthy,
+            in_service=routed.in_service(name),
+            listed=routed.listed(name),
+            doubt=routed.doubt(name),
+        )
         if not result.ok:
-            return WorkerState(host, serving=healthy, in_service=in_service, error=result.told)
+            return replace(seen, error=result.told)
         inventory, lease = result.value
-        return WorkerState(host, inventory.current, inventory.last_good, lease, healthy, in_service)
+        return replace(seen, current=inventory.current, last_good=inventory.last_good, lease=lease)
 
-    def routed(self, *, needed: bool = True) -> set[str]:
-        """URLs of the workers the router sends requests to; nobody where it does not answer and is not needed."""
+    def service(self, *, router_needed: bool = True) -> Service:
+        """Who serves users right now, without asking the hosts. Raises as `observe`."""
+        return Service(self.routed(needed=router_needed), self.answering())
+
+    def answering(self) -> frozenset[str]:
+        """Names of the workers that answer a health check now, all asked at the same time."""
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            healthy = pool.map(lambda host: self.client(host, 5.0).health(), self.workers)
+            return frozenset(host.name for host, well in zip(self.workers, healthy, strict=True) if well)
+
+    def routed(self, *, needed: bool = True) -> Routed:
+        """One reading of the router: whom it sends requests to. Where it does not answer and is not needed, nothing is known of anybody.
+
+        What it lists and cannot be placed is told once.
+        """
         try:
-            return {worker.url for worker in self.router.workers() if worker.healthy}
+            routed = self.book.place(self.router.workers())
         except RouterError as fault:
             if needed:
                 raise
-            self.progress(f"{fault.message} Going on without it.")
-            return set()
+            self._tell_once(f"{fault.message} Going on without it: every worker that answers may be in service.")
+            return Routed(silent=fault.message)
+        self._tell_once(routed.told())
+        return routed
+
+    def _tell_once(self, text: str) -> None:
+        if text and text not in self._told:
+            self._told.add(text)
+            self.progress(text)
 
     def client(self, host: Host, timeout: float | None = None) -> Client:
         return Client(host.url, host.name, timeout or self.settings.server.request_timeout, self.own)
@@ -242,16 +287,16 @@ class Production:
 
     def take_out(self, host: Host, seconds: float) -> None:
         """Traffic leaves, then what is in flight ends, at most so many seconds."""
-        if not drain(self.router, host.url, lambda: self._in_flight(host), self.clock, seconds):
-            self.progress(
-                f"{host.name} still had requests in flight after {seconds:g} s; its stop gives them its own time"
-            )
+        if left := drain(
+            self.router, host.at_router, lambda: in_flight(self.client(host, ASK_SECONDS)), self.clock, seconds
+        ):
+            self.progress(f"{host.name} was not seen empty in {seconds:g} s ({left}); its stop gives them its own time")
 
     def put_in(self, host: Host) -> None:
         """Traffic comes back, after our own completions did, if the host is still this run's."""
         self.prove(host)
         self.take_lock(self.fleet.session(host))
-        self.router.add(host.url)
+        self.router.add(host.at_router)
 
     def prove(self, host: Host) -> None:
         """Three completions of our own; ServingError when they do not come."""
@@ -368,7 +413,7 @@ class Production:
     def agreement(self, host: Host) -> Agreement:
         """A worker's outputs judged by one on the incumbent; where none is left, by its own plain prefill."""
         routed = self.routed()
-        others = [other for other in self.workers if other.url in routed and other.name not in self.leases]
+        others = [other for other in self.workers if routed.in_service(other.name) and other.name not in self.leases]
         teacher = next(
             (other for other in others if other.labels.get("tp") == host.labels.get("tp")), (*others, host)[0]
         )
@@ -451,14 +496,3 @@ class Production:
             self.put_in(host)
         except PhaseError as fault:
             self.progress(f"{host.name} stays out of service: {fault.message}")
-
-    def _in_flight(self, host: Host) -> float | None:
-        """Requests a worker is working on; None when it cannot be asked."""
-        from phases.analysis.scrape import Scrape
-
-        try:
-            scrape = Scrape.parse(self.client(host, 5.0).metrics(), t=0.0, source=host.name)
-        except PhaseError:
-            return None
-        name = scrape.resolve(["num_running_reqs"])
-        return max(scrape.samples[name].values(), default=0.0) if name else 0.0

@@ -220,34 +220,36 @@ def _make_traffic_safe(
 ) -> None:
     """Take strayed workers out of the router while enough others stay; with too few others they keep serving until restored."""
     floor = production.settings.min_available.of(len(states))
-    in_service = [s for s in states if s.in_service and s.serving]
-    room = len(in_service) - floor
-    out = [s for s in moved if s.in_service][: max(room, 0)]
+    room = len([s for s in states if s.in_service and s.serving]) - floor
+    listed = [s for s in moved if s.listed]
+    idle = [
+        s for s in listed if not (s.in_service and s.serving)
+    ]  # sent requests again as soon as the router finds them well
+    out = [*idle, *[s for s in listed if s not in idle][: max(room, 0)]]
     for state in out:
         try:
-            production.router.remove(state.host.url)
+            production.router.remove(state.host.at_router)
         except RouterError as fault:  # the worker goes back all the same
-            production.progress(fault.message)
-    if len(out) == len([s for s in moved if s.in_service]) and _gone(production, [s.host.url for s in moved]):
+            production.progress(fault.told)
+    kept = f"{floor} must stay available" if len(out) < len(listed) else _not_gone(production, [s.host for s in moved])
+    if not kept:
         text = f"{len(out)} worker{'s' * (len(out) != 1)} out of service" if moved else "no worker has strayed"
         timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=text)
     elif moved:
-        timeline.note(
-            "traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {floor} must stay available"
-        )
+        timeline.note("traffic reduced", text=f"{len(out)} of {len(moved)} workers out of service; {kept}")
 
 
-def _gone(production: Production, urls: list[str]) -> bool:
-    """Whether the router itself says that none of these gets traffic any more."""
+def _not_gone(production: Production, hosts: Sequence[Host]) -> str:
+    """Why it cannot be said that none of these gets traffic any more; empty when the router itself says so of each."""
     until = production.clock.monotonic() + SAFE_SECONDS
-    while production.clock.monotonic() < until:
-        try:
-            if not set(urls) & production.routed():
-                return True
-        except RouterError:
-            return False  # not seen is not safe
+    while True:
+        routed = production.routed(needed=False)
+        listed = [host.name for host in hosts if routed.listed(host.name)]
+        if not listed:  # not seen is not safe, and waiting resolves no name
+            return next((f"{host.name}: {doubt}" for host in hosts if (doubt := routed.doubt(host.name))), "")
+        if production.clock.monotonic() >= until:
+            return f"the router still lists {', '.join(listed)}"
         production.clock.sleep(0.2)
-    return False
 
 
 def _restore(
@@ -255,13 +257,13 @@ def _restore(
 ) -> dict[str, str]:
     """Every strayed worker back, in batches that respect the floor; what failed, by worker."""
     failed: dict[str, str] = {}
-    still_in = _with_users(production, states)
-    serving_moved = [s.host for s in moved if s.serving and s.host.url in still_in]
+    with_users = production.service(router_needed=False).maybe_serving
+    serving_moved = [s.host for s in moved if s.host.name in with_users]
     out_now = [s.host for s in moved if s.host not in serving_moved]  # nobody is served by these
     floor = production.settings.min_available.of(len(states))
     failed |= _restore_together(production, out_now, target, timeline)
     while serving_moved:  # asked anew before each batch: what was to come back may not have
-        room = len(_serving(production)) - floor
+        room = len(production.service(router_needed=False).maybe_serving) - floor
         if room < 1 and not production.below_floor:
             production.progress(
                 f"stopped at the floor: {floor} workers must serve, so the others are not restarted "
@@ -286,23 +288,6 @@ def _once_more(production: Production, failed: dict[str, str], target: str, time
     if again:
         production.progress(f"once more on {', '.join(state.host.name for state in again)}")
     return _restore(production, states, again, target, timeline)
-
-
-def _with_users(production: Production, states: list[WorkerState]) -> set[str]:
-    """URLs of the workers that users are served by. Where the router does not answer us it may well serve them all the same, so then every
-    worker that serves counts, and the floor holds among those."""
-    try:
-        return production.routed()
-    except RouterError as fault:
-        production.progress(f"{fault.message} Every worker that answers counts as in service.")
-        return {state.host.url for state in states if state.serving}
-
-
-def _serving(production: Production) -> set[str]:
-    """URLs of the workers that answer and that users are sent to, seen now; where the router does not say, those that answer."""
-    states = production.observe(router_needed=False)
-    routed = _with_users(production, states)
-    return {state.host.url for state in states if state.serving and state.host.url in routed}
 
 
 def _restore_together(production: Production, hosts: Sequence[Host], target: str, timeline: Timeline) -> dict[str, str]:
@@ -337,11 +322,7 @@ def _record_as_good(production: Production, target: str) -> dict[str, str]:
 
 
 def _not_restored(production: Production, target: str) -> dict[str, str]:
-    left, unserved = {}, "the router sends it nothing"
-    try:
-        production.routed()
-    except RouterError as fault:
-        unserved = f"whether users are served by it is not known: {fault.message}"
+    left = {}
     for state in production.observe(router_needed=False):
         goal = target or state.last_good
         if state.error:
@@ -353,5 +334,5 @@ def _not_restored(production: Production, target: str) -> dict[str, str]:
         elif not state.serving:
             left[state.host.name] = "does not answer"
         elif not state.in_service:
-            left[state.host.name] = unserved
+            left[state.host.name] = state.unserved
     return left

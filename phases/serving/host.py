@@ -24,6 +24,7 @@ from phases.base.errors import ServingError
 from phases.base.files import write_json
 from phases.base.redaction import without_secrets
 from phases.engines.ssh.bundle import Bundle
+from phases.serving.address import WorkerAddress
 
 TERM_SECONDS = 15.0
 LINE_LENGTH = 400  # SGLang logs its whole configuration as one line
@@ -171,7 +172,9 @@ class LocalHost:
                     f"cannot start {argv[0]}: {fault.strerror}.", hint="Check `server.python` in the playbook."
                 ) from None
         self._children[child.pid] = child
-        server = Server(name, child.pid, _start_time(child.pid), port, str(log), str(facts), f"http://127.0.0.1:{port}")
+        server = Server(
+            name, child.pid, _start_time(child.pid), port, str(log), str(facts), WorkerAddress.of("127.0.0.1", port).url
+        )
         try:
             write_json(home / "server.json", asdict(server))
         except OSError as fault:

@@ -20,6 +20,7 @@ from phases.engines.ssh.fanout import Results, fan_out
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.lease import read_lease
+from phases.engines.ssh.placing import AddressBook, Routed
 from phases.engines.ssh.releases import NEVER, read_inventory
 from phases.engines.ssh.router import make_router
 from phases.engines.ssh.settings import FleetSettings
@@ -74,6 +75,8 @@ class FleetWatcher:
         self.settings, self.why_not = _settings(playbook)
         self._playbook = playbook
         self._fleet = Fleet(self.settings.workers(), limit=AT_ONCE) if self.settings else None
+        hosts, router = (self.settings.workers(), self.settings.router.url) if self.settings else ((), "")
+        self._book = AddressBook.of(hosts, SystemClock(), router=router)
 
     def look(self, seconds: float) -> FleetLook:
         """Ask everything; what has not answered within so many seconds is told as such."""
@@ -90,9 +93,7 @@ class FleetWatcher:
                 deadline=seconds,
             )
         )
-        routed = _begin(
-            lambda: {worker.url for worker in make_router(router, SystemClock()).workers() if worker.healthy}
-        )
+        routed = _begin(lambda: self._book.place(make_router(router, SystemClock()).workers()))
         found = self._fleet.each(
             lambda session: (read_inventory(session), read_lease(session), hot.kernel_of(session)), deadline=seconds
         )
@@ -104,12 +105,15 @@ class FleetWatcher:
             return FleetLook(
                 () if down.is_down else workers, _said(down), time.monotonic() - begun
             )  # of one cut short, what is left
-        note = (
-            ""
-            if in_service.value is not None or not (router.url or router.observe)
-            else f"The router cannot be asked: {in_service.reason}"
-        )
-        return FleetLook(workers, note, time.monotonic() - begun)
+        return FleetLook(workers, self._note(in_service), time.monotonic() - begun)
+
+    def _note(self, in_service: _Answer) -> str:
+        """What the router keeps from being told; empty where it tells all."""
+        if in_service.value is not None:
+            told = in_service.value.told()
+            return f"{told[0].upper()}{told[1:]}" if told else ""
+        router = self.settings.router if self.settings else None
+        return f"The router cannot be asked: {in_service.reason}" if router and (router.url or router.observe) else ""
 
     def close(self) -> None:
         if self._fleet is not None:
@@ -173,7 +177,8 @@ def _said(down: TakenDown) -> str:
 
 
 def _worker(host: Host, found: Results[Any], healthy: _Answer, in_service: _Answer) -> WorkerView:
-    served = None if in_service.value is None else host.url in in_service.value
+    routed: Routed = in_service.value or Routed(silent=in_service.reason or "it did not answer")
+    served = routed.in_service(host.name)
     well = healthy.value[host.name].value if healthy.value and healthy.value[host.name].ok else None
     result = found[host.name]
     if not result.ok:
@@ -188,16 +193,17 @@ def _worker(host: Host, found: Results[Any], healthy: _Answer, in_service: _Answ
     inventory, lease, kernel = result.value
     left = f"{lease.seconds_left:.0f} s left" if lease and lease.seconds_left > 0 else "ran out: goes back"
     held = f"{lease.state}, {left}" if lease and lease.active else ""
-    problem = _problem(inventory, well, served)
+    problem = _problem(inventory, well, served, "" if routed.silent else routed.doubt(host.name))
     return WorkerView(
         host.name, host.url, _none(inventory.current), _none(inventory.last_good), held, well, served, problem, kernel
     )
 
 
-def _problem(inventory: Any, well: bool | None, served: bool | None) -> str:
+def _problem(inventory: Any, well: bool | None, served: bool | None, doubt: str) -> str:
     problems: Sequence[tuple[bool, str]] = (
         (well is False, "does not answer"),
         (served is False, "gets no traffic"),
+        (bool(doubt), doubt),
         (inventory.last_good == NEVER, "nothing to go back to"),
     )
     return ", ".join(text for holds, text in problems if holds)

@@ -97,6 +97,8 @@ def _standing(production: Production) -> Fault | None:
             )
         if not state.serving:
             return Fault(name, state.error or "does not answer", incumbent=False)
+        if state.in_service is None:
+            return Fault("router", f"{name}: {state.unserved}", incumbent=True)
         if not state.in_service:
             return Fault(name, "gets no traffic: the router does not have it", incumbent=False)
         if state.error:

@@ -25,6 +25,7 @@ from phases.ledger import source
 from phases.ledger.checkpoint import Draft
 from phases.ledger.git import Git
 from phases.ledger.ledger import Ledger
+from phases.serving.in_flight import NOTHING
 from phases.trial.arms import batches
 from tests.engines.ssh.conftest import driver, local, lock, open_session, service_bundle, session, sshd  # noqa: F401 - fixtures
 from tests.engines.ssh.sshfleet import SSHD, SshFleet
@@ -106,7 +107,7 @@ def test_a_router_that_keeps_a_worker_it_was_told_to_drop_is_found_out(tmp_path:
     listed.write_text("http://w1:1\nhttp://w2:1\n")
     router = HookRouter(["true"], ["true", "{url}"], ["cat", str(listed)], Clock(), timeout=5.0)
     with pytest.raises(RouterError, match=r"http://w1:1 is still in service 5 s after the remove hook ran"):
-        drain(router, "http://w1:1", lambda: 0.0, Clock(), 5.0)
+        drain(router, "http://w1:1", lambda: NOTHING, Clock(), 5.0)
 
 
 @needs_sshd

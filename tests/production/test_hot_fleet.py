@@ -24,8 +24,8 @@ from phases.demo.repository import empty_kernel
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import RouterError, UnreachableError
 from phases.engines.ssh.lease import Lease
+from phases.engines.ssh.placing import RoutedWorker
 from phases.engines.ssh.releases import ReleaseStore
-from phases.engines.ssh.router import RoutedWorker
 from phases.engines.ssh.session import op
 from phases.engines.ssh.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
 from phases.fleet import judging

@@ -34,6 +34,7 @@ from phases.engines.ssh.settings import (
     ServiceSettings,
 )
 from phases.playbook.typed import setting
+from phases.serving.address import WorkerAddress
 from phases.serving.host import LocalHost, Server
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
         launch, variables = router_launch(cache_directory(), progress)
     else:
         launch, variables = [str(ensure(progress=progress).python), "-m", "sglang_router.launch_router"], {}
-    port = int(production.router.url.rpartition(":")[2])
+    port = WorkerAddress.parse(production.router.url).port
     if host.port_taken(port):
         raise ServingError(
             f"port {port} of the embedded router is taken.", hint="Run `phase fleet down --purge` to choose new ports."
@@ -225,7 +226,7 @@ def _start_router(home: Path, production: Production, progress: Callable[[str], 
         "--prometheus-host",
         "127.0.0.1",
         "--prometheus-port",
-        production.fleet_settings.router.metrics.rpartition(":")[2],
+        str(WorkerAddress.parse(production.fleet_settings.router.metrics).port),
         "--worker-startup-check-interval",
         "1",
         "--health-check-interval-secs",

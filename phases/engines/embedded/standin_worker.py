@@ -110,6 +110,7 @@ class Worker:
     def metrics(self) -> str:
         with self.lock:
             lines = ["# TYPE sglang:num_running_reqs gauge", f"sglang:num_running_reqs {self.running}"]
+            lines += ["# TYPE sglang:num_queue_reqs gauge", "sglang:num_queue_reqs 0"]  # it answers all at once
             lines += [
                 "# TYPE sglang:generation_tokens counter",
                 f"sglang:generation_tokens_total {self.tokens}",

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from phases.base.clock import SystemClock
 from phases.base.errors import FleetError, PhaseError
 from phases.base.findings import Check, Finding, Health
 from phases.engines.ssh.errors import DiskFullError, HostKeyError, LoginError
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.locks import LockInfo, show_lock
+from phases.engines.ssh.placing import CURE, AddressBook
 from phases.engines.ssh.releases import NEVER, Inventory, read_inventory
+from phases.engines.ssh.router import make_router
 from phases.engines.ssh.services import ServiceDriver, ServiceStatus
 from phases.engines.ssh.session import HostSession, op
 from phases.engines.ssh.transport import Connect, connect
@@ -349,9 +352,7 @@ def _summary(report: HostReport) -> str:
 
 def check_router(settings: RouterSettings, workers: Sequence[Host]) -> Iterable[Finding]:
     """Whether the router answers, and which of the fleet's workers it knows."""
-    from phases.base.clock import SystemClock
-    from phases.engines.ssh.router import make_router
-
+    clock = SystemClock()
     if settings.kind.value == "none" and not settings.observe:
         return [
             Finding(
@@ -359,12 +360,16 @@ def check_router(settings: RouterSettings, workers: Sequence[Host]) -> Iterable[
             )
         ]
     try:
-        listed = {worker.url: worker.healthy for worker in make_router(settings, SystemClock()).workers()}
+        listed = make_router(settings, clock).workers()
     except PhaseError as fault:
         return [Finding("router", Health.PROBLEM, fault.message, fault.hint)]
-    sick = [host.name for host in workers if listed.get(host.url) is False]
-    absent = [host.name for host in workers if host.url not in listed]
+    routed = AddressBook.of(workers, clock, router=settings.url).place(listed)
+    if told := routed.told():
+        return [Finding("router", Health.PROBLEM, told.removesuffix(CURE).strip(), CURE)]
+    absent = [host.name for host in workers if not routed.listed(host.name)]
+    sick = [host.name for host in workers if host.name not in absent and not routed.in_service(host.name)]
     known = f"{len(workers) - len(absent)} of {len(workers)} workers in service"
+    known += f", {len(routed.foreign)} entries are not this fleet's" if routed.foreign else ""
     if sick:
         return [
             Finding("router", Health.PROBLEM, f"{known}; finds {', '.join(sick)} unhealthy", "Look at those workers.")

@@ -39,7 +39,7 @@ class Host:
         root: the worker's directory there; several workers on one machine have several roots.
         python: the Python (3.8 or newer) there that runs the toolkit's host-side scripts.
         sudo: run as this user through `sudo -n`; "" as the user who logs in.
-        url: where the worker answers, as the router knows it.
+        url: where the worker answers us. router_url: where it answers the router, if that is written otherwise; else empty.
         labels: for choosing hosts (role, arch ...); values: what {name} in launch arguments means here.
     """
 
@@ -53,6 +53,12 @@ class Host:
     timeouts: Timeouts = field(default_factory=Timeouts)
     labels: dict[str, str] = field(default_factory=dict, hash=False)
     values: dict[str, str] = field(default_factory=dict, hash=False)
+    router_url: str = ""
+
+    @property
+    def at_router(self) -> str:
+        """The worker's address as it is told to the router."""
+        return self.router_url or self.url
 
     @property
     def local(self) -> bool:

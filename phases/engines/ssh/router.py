@@ -3,6 +3,9 @@
 sglang-router answers 202 to an addition or removal and does it later, also for a worker that is dead or known already, so
 everything is observed afterwards. It has no weights: the share of a set of workers is its share of the healthy workers. A
 removal stops new requests at once and lets those in flight finish; only the worker itself can tell when they have.
+
+A worker may have several entries: one for each rank behind a router started with --dp-aware, or other spellings of its address. They move
+together (`placing`): it is out when none is listed and none is left that may be it.
 """
 
 from __future__ import annotations
@@ -11,26 +14,21 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import requests
 
 from phases.base.clock import Clock
 from phases.engines.ssh.errors import RouterError
+from phases.engines.ssh.host import Host
+from phases.engines.ssh.placing import CURE, AddressBook, RoutedWorker, entries_of
+from phases.serving.address import Names, WorkerAddress, canonical
+from phases.serving.in_flight import InFlight
 
 POLL_SECONDS = 0.2
 HTTP_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class RoutedWorker:
-    """A worker as the router sees it."""
-
-    url: str
-    healthy: bool
-    id: str = ""
-    load: int = 0
+RANK_SECONDS = 1.0  # for the removal of single ranks to be seen, before all are removed in another way
+ADDING_SECONDS = 10.0  # for an addition of what is there already to end
 
 
 class RouterDriver(Protocol):
@@ -41,11 +39,14 @@ class RouterDriver(Protocol):
         ...
 
     def add(self, url: str) -> None:
-        """Put into service; returns when the router has it and finds it healthy. Nothing to do if it has it already."""
+        """Put into service; returns when the router finds all of its entries healthy. Nothing to do if it has it already."""
         ...
 
     def remove(self, url: str) -> None:
-        """Take out of service; returns when the router does not list it any more. Nothing to do if it does not."""
+        """Take out of service; returns when the router does not list it any more, under any name. Nothing to do if it does not.
+
+        RouterError also where an entry is left that may be it.
+        """
         ...
 
 
@@ -54,31 +55,33 @@ def share(workers: Sequence[RoutedWorker], urls: Collection[str]) -> float:
 
     RouterError when no worker is healthy: there is nothing to have a share of.
     """
-    wanted = {_plain(url) for url in urls}
+    wanted = set(map(canonical, urls))
     healthy = [worker for worker in workers if worker.healthy]
     if not healthy:
         raise RouterError(
             "no worker behind the router is healthy.", hint="Start one before anything else; users get errors now."
         )
-    return sum(_plain(worker.url) in wanted for worker in healthy) / len(healthy)
+    return sum(canonical(worker.url) in wanted for worker in healthy) / len(healthy)
 
 
-def drain(router: RouterDriver, url: str, running: Callable[[], float | None], clock: Clock, timeout: float) -> bool:
-    """Remove a worker and wait until it has no requests left.
+def drain(router: RouterDriver, url: str, left: Callable[[], InFlight], clock: Clock, timeout: float) -> str:
+    """Remove a worker and wait until it has no requests left, neither running nor queued.
 
     Args:
-        running: asks the worker itself how many it is working on; None when it does not answer, which counts as done
-            only for a worker that has been removed (it is gone, and so are they).
-    Returns: True when it was seen empty, False when requests were still running after `timeout` seconds.
+        left: asks the worker itself.
+    Returns: empty when it was seen without any, twice in a row: what the router sent last may not be in a queue yet at the first look. Else
+        what it still had after `timeout` seconds, or why that is not known.
     """
     router.remove(url)
     until = clock.monotonic() + timeout
+    empty = 0
     while True:
-        left = running()
-        if not left:
-            return True
+        seen = left()
+        empty = empty + 1 if seen.empty else 0
+        if empty == 2:
+            return ""
         if clock.monotonic() >= until:
-            return False
+            return "" if seen.empty else str(seen)
         clock.sleep(POLL_SECONDS)
 
 
@@ -87,8 +90,11 @@ class SglangRouter:
 
     name = "sglang"
 
-    def __init__(self, url: str, clock: Clock, *, timeout: float = 60.0, api_key: str = "") -> None:
+    def __init__(
+        self, url: str, clock: Clock, *, timeout: float = 60.0, api_key: str = "", book: AddressBook | None = None
+    ) -> None:
         self.url, self.clock, self.timeout = _plain(url), clock, timeout
+        self.book = book or AddressBook({}, Names(clock.monotonic))
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy between us and the router would hide which worker is which
         if api_key:
@@ -109,13 +115,13 @@ class SglangRouter:
 
     def add(self, url: str) -> None:
         url = _plain(url)
-        found = self._find(url)
-        identity = found.id if found else ""
-        if not found:
+        there, _ = self._entries(url)
+        identity = there[0].id if there else ""
+        if not there:
             identity = str(self._call("POST", "/workers", {"url": url}).get("worker_id", ""))
-        if not self._until(lambda: (worker := self._find(url)) is not None and worker.healthy):
+        if not self._until(lambda: bool(seen := self._entries(url)[0]) and all(entry.healthy for entry in seen)):
             why = self._why(identity)
-            if not found:
+            if not there:
                 self._withdraw(identity)
             raise RouterError(
                 f"{self.url} did not take {url} into service within {self.timeout:g} s{why}.",
@@ -124,20 +130,39 @@ class SglangRouter:
 
     def remove(self, url: str) -> None:
         url = _plain(url)
-        while_listed = [worker for worker in self.workers() if worker.url == url]
-        for worker in while_listed:
-            self._call("DELETE", f"/workers/{worker.id}", missing_is_fine=True)
-        if not self._until(lambda: self._find(url) is None):
+        there, _ = self._entries(url)
+        for entry in there:
+            self._call("DELETE", f"/workers/{entry.id}", missing_is_fine=True)
+        ranked = [address for entry in there if (address := _base_of_rank(entry.url))]
+        if ranked and not self._until(lambda: not self._entries(url)[0], RANK_SECONDS):
+            for base in dict.fromkeys(ranked):
+                self._remove_ranks(base)
+        if not self._until(lambda: not self._entries(url)[0]):
             raise RouterError(
-                f"{self.url} still lists {url} after {self.timeout:g} s.",
+                f"{self.url} still lists {', '.join(e.url for e in self._entries(url)[0]) or url} after {self.timeout:g} s.",
                 hint="It may still send it requests: stop the worker, or restart the router.",
             )
+        require_out(self._entries(url)[1], url)
 
-    def _find(self, url: str) -> RoutedWorker | None:
-        return next((worker for worker in self.workers() if worker.url == url), None)
+    def _remove_ranks(self, base: str) -> None:
+        """All ranks of a worker at once. A router of version 0.3 takes the removal of `URL@RANK` and does nothing (mended in its successor:
+        smg-project/smg#2522); it removes by the id it keeps for `URL`, which only an addition tells. That one has to end first, or it
+        would bring the worker in again."""
+        identity = str(self._call("POST", "/workers", {"url": base}).get("worker_id", ""))
+        self._until(lambda: not self._adding(identity), ADDING_SECONDS)
+        self._call("DELETE", f"/workers/{identity}", missing_is_fine=True)
 
-    def _until(self, true: Callable[[], bool]) -> bool:
-        until = self.clock.monotonic() + self.timeout
+    def _adding(self, identity: str) -> bool:
+        """Whether an addition is still under way; the router forgets one that has ended."""
+        job = self._call("GET", f"/workers/{identity}", missing_is_fine=True).get("job_status") or {}
+        return job.get("status") not in (None, "failed", "completed")
+
+    def _entries(self, url: str) -> tuple[list[RoutedWorker], str]:
+        """The worker's entries, and what is in doubt about them."""
+        return entries_of(self.book, self.workers(), url)
+
+    def _until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+        until = self.clock.monotonic() + (self.timeout if seconds is None else seconds)
         while not true():
             if self.clock.monotonic() >= until:
                 return False
@@ -196,10 +221,18 @@ class HookRouter:
     name = "none"
 
     def __init__(
-        self, add: Sequence[str], remove: Sequence[str], observe: Sequence[str], clock: Clock, *, timeout: float = 60.0
+        self,
+        add: Sequence[str],
+        remove: Sequence[str],
+        observe: Sequence[str],
+        clock: Clock,
+        *,
+        timeout: float = 60.0,
+        book: AddressBook | None = None,
     ) -> None:
         self._add, self._remove, self._observe = tuple(add), tuple(remove), tuple(observe)
         self.clock, self.timeout = clock, timeout
+        self.book = book or AddressBook({}, Names(clock.monotonic))
 
     def workers(self) -> tuple[RoutedWorker, ...]:
         """URLs that `observe` prints, as a JSON list or one a line; each counts as healthy."""
@@ -218,15 +251,19 @@ class HookRouter:
         self._change(self._add, "add", url, True)
 
     def remove(self, url: str) -> None:
+        """The hook is run for every spelling that `observe` has of the worker."""
         self._change(self._remove, "remove", url, False)
+        require_out(entries_of(self.book, self.workers(), _plain(url))[1], _plain(url))
 
     def _change(self, hook: tuple[str, ...], name: str, url: str, wanted: bool) -> None:
         url = _plain(url)
-        if self._has(url) is wanted:
+        there = self._spelled(url)
+        if bool(there) is wanted:
             return
-        self._run(hook, name, url)
+        for spelled in there or [url]:
+            self._run(hook, name, spelled)
         until = self.clock.monotonic() + self.timeout
-        while self._has(url) is not wanted:
+        while bool(self._spelled(url)) is not wanted:
             if self.clock.monotonic() >= until:
                 state = "not in service" if wanted else "still in service"
                 raise RouterError(
@@ -235,8 +272,10 @@ class HookRouter:
                 )
             self.clock.sleep(POLL_SECONDS)
 
-    def _has(self, url: str) -> bool:
-        return any(worker.url == url for worker in self.workers())
+    def _spelled(self, url: str) -> list[str]:
+        """How a worker in service is written: its own address first."""
+        there = {entry.url for entry in entries_of(self.book, self.workers(), url)[0]}
+        return sorted(there, key=lambda spelled: (spelled != url, spelled))
 
     def _run(self, hook: tuple[str, ...], name: str, url: str) -> str:
         if not hook:
@@ -259,12 +298,28 @@ class HookRouter:
         return done.stdout
 
 
-def make_router(settings: Any, clock: Clock) -> RouterDriver:
-    """The driver for `phases.engines.ssh.settings.RouterSettings`."""
+def make_router(settings: Any, clock: Clock, hosts: Sequence[Host] = ()) -> RouterDriver:
+    """The driver for `phases.engines.ssh.settings.RouterSettings`, which knows the fleet's workers by any name."""
+    book = AddressBook.of(hosts, clock, router=settings.url)
     if settings.kind.value == "sglang":
         key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
-        return SglangRouter(settings.url, clock, timeout=settings.timeout, api_key=key)
-    return HookRouter(settings.add, settings.remove, settings.observe, clock, timeout=settings.timeout)
+        return SglangRouter(settings.url, clock, timeout=settings.timeout, api_key=key, book=book)
+    return HookRouter(settings.add, settings.remove, settings.observe, clock, timeout=settings.timeout, book=book)
+
+
+def require_out(doubt: str, url: str) -> None:
+    """RouterError when an entry is left that may be the worker."""
+    if doubt:
+        raise RouterError(f"whether {url} is out of service is not known: {doubt}.", hint=CURE)
+
+
+def _base_of_rank(url: str) -> str:
+    """`URL` of `URL@RANK`, spelled as it is; empty for an entry without a rank."""
+    try:
+        address = WorkerAddress.parse(url)
+    except ValueError:
+        return ""
+    return address.written if address.rank is not None else ""
 
 
 def _plain(url: str) -> str:

@@ -11,6 +11,7 @@ from phases.engines.ssh.host import Host, SshOptions, Timeouts
 from phases.engines.ssh.services import DockerDriver, ProcessDriver, ServiceDriver, SystemdDriver
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
+from phases.serving.address import WorkerAddress, canonical
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -46,7 +47,14 @@ class HostSettings:
     address: str = setting(help="host name or address, or `local` for this machine", not_empty=True)
     root: str = setting(help="absolute path of the worker's directory on the host", pattern=r"/.+")
     port: int = setting(help="port the worker listens on; {port} in launch arguments", at_least=1, at_most=65535)
-    url: str = setting("", help="where the worker answers, as the router knows it", pattern=r"|https?://[^/\s]+")
+    url: str = setting(
+        "", help="where the worker answers; empty: http at its address and port", pattern=r"|https?://[^/\s]+/?"
+    )
+    router_url: str = setting(
+        "",
+        help="the worker's address as the router is to know it, where that is another than `url`",
+        pattern=r"|https?://[^/\s]+/?",
+    )
     health: str = setting("/health", help="path that answers 200 when the worker is up", pattern=r"/.*")
     python: str = setting("python3", help="Python 3.8 or newer on the host", not_empty=True)
     sudo: str = setting("", help="user to become with `sudo -n`")
@@ -62,10 +70,26 @@ class HostSettings:
                 node.get("vars") or node, f"{node.path}: `vars` cannot give another {name} than the worker has"
             )
 
+        for name, url in (("url", self.url), ("router_url", self.router_url)):
+            if problem := _address_problem(url):
+                mistakes.add(node.get(name) or node, f"{node.path}: `{name}` {problem}")
+        if not self.url and (problem := _address_problem("", self.address)):
+            mistakes.add(node.get("address") or node, f"{node.path}: `address` {problem}")
+
     @property
     def served_at(self) -> str:
-        """Where the worker answers."""
-        return self.url or f"http://{'127.0.0.1' if self.address == 'local' else self.address}:{self.port}"
+        """Where the worker answers us."""
+        if self.url:
+            return self.url.rstrip("/")
+        try:
+            return WorkerAddress.of("127.0.0.1" if self.address == "local" else self.address, self.port).url
+        except ValueError:  # which `check` has told
+            return self.address
+
+    @property
+    def routed_at(self) -> str:
+        """Its address as the router is to know it, as the playbook writes it; empty where that is `served_at`."""
+        return self.router_url.rstrip("/")
 
 
 class ServiceKind(Enum):
@@ -159,10 +183,15 @@ class FleetSettings:
     def check(self, node: Node, mistakes: Mistakes) -> None:
         listed = node.get("hosts")
         places = listed.elements() if listed else []
-        for kind in ("name", "place", "url"):
+        for kind in ("name", "place", "url", "router_url"):
             seen: set[str] = set()
             for host, at in zip(self.hosts, places, strict=False):
-                value = {"name": host.name, "place": f"{host.address}:{host.root}", "url": host.served_at}[kind]
+                value = {
+                    "name": host.name,
+                    "place": f"{host.address}:{host.root}",
+                    "url": canonical(host.served_at),
+                    "router_url": canonical(host.routed_at or host.served_at),
+                }[kind]
                 if value in seen:
                     mistakes.add(at, f"{at.path}: the {kind} {value!r} is used twice")
                 seen.add(value)
@@ -181,5 +210,30 @@ def _worker(host: HostSettings, ssh: SshSettings, timeouts: Timeouts) -> Host:
     options = SshOptions(ssh.user, ssh.port, ssh.key_files, ssh.known_hosts, ssh.gateway, ssh.agent, ssh.config_file)
     labels = {**host.labels, "health": host.health}
     return Host(
-        host.name, host.address, host.root, host.python, host.sudo, host.served_at, options, timeouts, labels, values
+        host.name,
+        host.address,
+        host.root,
+        host.python,
+        host.sudo,
+        host.served_at,
+        options,
+        timeouts,
+        labels,
+        values,
+        router_url=host.routed_at,
     )
+
+
+def _address_problem(url: str, address: str = "local") -> str:
+    """What is wrong with a worker's URL, or with its host where it has none; else empty."""
+    try:
+        found = WorkerAddress.parse(url) if url else WorkerAddress.of("local" if address == "local" else address, 1)
+    except ValueError:
+        return (
+            "is no address of a worker: write http://HOST:PORT, an IPv6 literal in brackets"
+            if url
+            else "is no host name or address"
+        )
+    if "@" in url:
+        return "names a rank or a user: a worker is http://HOST:PORT, with all of its ranks"
+    return "" if found.host else "names no host"

@@ -51,6 +51,24 @@ def test_workers_have_what_the_section_says() -> None:
     assert settings.service.driver(w1) == SystemdDriver("sglang-w1", False, 20)
 
 
+@pytest.mark.parametrize(
+    ("host", "url", "at_router"),
+    [
+        ('address: "2001:db8::7"', "http://[2001:db8::7]:30000", "http://[2001:db8::7]:30000"),
+        ('address: "[2001:db8::7]"', "http://[2001:db8::7]:30000", "http://[2001:db8::7]:30000"),
+        ('address: "fe80::1%eth0"', "http://[fe80::1%25eth0]:30000", "http://[fe80::1%25eth0]:30000"),
+        ("address: local", "http://127.0.0.1:30000", "http://127.0.0.1:30000"),
+        ('address: node-b, url: "https://w0.example/"', "https://w0.example", "https://w0.example"),
+        ('address: node-b, router_url: "http://10.0.0.7:30000/"', "http://node-b:30000", "http://10.0.0.7:30000"),
+    ],
+)
+def test_where_a_worker_answers_us_and_the_router(host: str, url: str, at_router: str) -> None:
+    settings, mistakes = read(f"hosts:\n  - {{name: w0, {host}, root: /srv/w0, port: 30000}}\n")
+    mistakes.raise_if_any()
+    (worker,) = settings.workers()
+    assert (worker.url, worker.at_router) == (url, at_router)
+
+
 @pytest.mark.parametrize("kind, made", [("process", ProcessDriver(30)), ("docker", DockerDriver("box", 30))])
 def test_service_kinds(kind: str, made: object) -> None:
     settings, _ = read(
@@ -65,6 +83,11 @@ def test_service_kinds(kind: str, made: object) -> None:
         ("name: w1", "name: w0", 4, "the name 'w0' is used twice"),
         ("root: /srv/w1", "root: /srv/w0", 4, "the place 'node-a:/srv/w0' is used twice"),
         ("port: 30001", "port: 30000", 4, "the url 'http://node-a:30000' is used twice"),
+        ("port: 30001", "port: 1, url: 'http://NODE-A.:30000/'", 4, "the url 'http://node-a:30000' is used twice"),
+        ("port: 30001", "port: 1, router_url: 'http://node-a:30000'", 4, "the router_url 'http://node-a:30000' is used twice"),
+        ("port: 30001", "port: 1, url: 'http://node-a:30000@1'", 4, "`url` names a rank or a user"),
+        ("port: 30001", "port: 1, router_url: 'http://2001:db8::7:30000'", 4, "an IPv6 literal in brackets"),
+        ("name: w1, address: node-a", "name: w1, address: node a", 4, "`address` is no host name or address"),
         ("vars: {model:", "vars: {port:", 4, "`vars` cannot give another port than the worker has"),
         ("vars: {model:", "vars: {root:", 4, "`vars` cannot give another root than the worker has"),
         ("root: /srv/w0", "root: srv", 3, "text of the form"),
