@@ -84,7 +84,12 @@ def test_service_kinds(kind: str, made: object) -> None:
         ("root: /srv/w1", "root: /srv/w0", 4, "the place 'node-a:/srv/w0' is used twice"),
         ("port: 30001", "port: 30000", 4, "the url 'http://node-a:30000' is used twice"),
         ("port: 30001", "port: 1, url: 'http://NODE-A.:30000/'", 4, "the url 'http://node-a:30000' is used twice"),
-        ("port: 30001", "port: 1, router_url: 'http://node-a:30000'", 4, "the router_url 'http://node-a:30000' is used twice"),
+        (
+            "port: 30001",
+            "port: 1, router_url: 'http://node-a:30000'",
+            4,
+            "the router_url 'http://node-a:30000' is used twice",
+        ),
         ("port: 30001", "port: 1, url: 'http://node-a:30000@1'", 4, "`url` names a rank or a user"),
         ("port: 30001", "port: 1, router_url: 'http://2001:db8::7:30000'", 4, "an IPv6 literal in brackets"),
         ("name: w1, address: node-a", "name: w1, address: node a", 4, "`address` is no host name or address"),
