@@ -83,7 +83,18 @@ def _head(view: ReportView) -> str:
     why = "".join(f"<p>{text(f'{end.stage}: {end.reason}')}</p>" for end in view.results.ends if end.reason)
     return (
         f'<header><h1>{text(view.title)}</h1><p class="verdict {verdict}"><strong>{verdict}</strong><span>{text(said)}</span>{review}</p>'
-        f"{headline}{why}{decisions}{definitions(facts)}</header>"
+        f"{headline}{why}{_to_decide(view)}{decisions}{definitions(facts)}</header>"
+    )
+
+
+def _to_decide(view: ReportView) -> str:
+    """The two commands, where a person is waited for; a checkpoint's own page does not know its digest."""
+    if not view.digest or view.approvals or not view.gate.verdict.advances or not view.review:
+        return ""
+    number = view.title.partition("-")[0].lstrip("0")
+    return "".join(
+        f'<p><code>phase gate {verb} {text(number)} --digest {text(view.digest[:16])} --reason "…"</code></p>'
+        for verb in ("approve", "reject")
     )
 
 

@@ -18,7 +18,7 @@ PAGES = sorted(
         HERE / "kernels/verify_attn/verify_attn/sglang/README.md",
     ]
 )
-STAGES = ("readme", "kernel", "clone", "parse")
+STAGES = ("tour", "kernel", "clone", "parse")
 _FENCE = re.compile(r"(?:^<!-- test: (\w+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -268,3 +268,18 @@ def test_what_changed_is_named_in_words_and_digests_are_short():
         ("this phase's section of the playbook", "a" * 16 + "…", "b" * 16 + "…"),
         ("threads", "2", "4"),
     )
+
+
+def test_a_page_that_waits_for_a_person_has_both_commands_and_one_that_does_not_has_none() -> None:
+    waiting = dataclasses.replace(
+        view(Verdict.PASS), title="0012-build-parity-PASS", digest="ab" * 32, review="waiting for review"
+    )
+    page = render(waiting)
+    for verb in ("approve", "reject"):
+        assert f"phase gate {verb} 12 --digest {'ab' * 8}" in page.replace("&quot;", '"')
+    for other in (
+        dataclasses.replace(waiting, gate=view().gate),
+        dataclasses.replace(waiting, review=""),
+        dataclasses.replace(waiting, digest=""),
+    ):
+        assert "phase gate approve" not in render(other)
