@@ -39,7 +39,7 @@ fleet:
   router: {{kind: sglang, url: "{router}", timeout: 60}}
   timeouts: {{connect: 30, channel: 30, command: 90}}
 production:
-  server: {{python: "{python}", model: none, arguments: ["--skip-tokenizer-init"], request_timeout: 60}}
+  server: {{python: "{python}", model: none, arguments: {arguments}, request_timeout: 60}}
   incumbent: {{backend: light_incumbent}}
   candidate: {{backend: light_candidate, environment: {candidate}}}
   min_available: {{count: {floor}}}
@@ -83,6 +83,7 @@ class LightFleet(Driven):
     count: int = 4
     lease: float = 90.0
     router_arguments: tuple[str, ...] = ("--policy", "round_robin")
+    server_arguments: tuple[str, ...] = ("--skip-tokenizer-init",)
     sshd: SshFleet | None = None
     router: subprocess.Popen[bytes] | None = None
     digests: dict[str, str] = field(default_factory=dict)
@@ -171,6 +172,7 @@ class LightFleet(Driven):
             lease=self.lease,
             router=self.router_url,
             python=self.python,
+            arguments=json.dumps(self.server_arguments),
             candidate=environment,
             floor=floor,
             budget=budget,

@@ -24,8 +24,9 @@ from phases.demo.repository import empty_kernel
 from phases.engines.ssh.deploy import first_release, push
 from phases.engines.ssh.errors import RouterError, UnreachableError
 from phases.engines.ssh.lease import Lease
-from phases.engines.ssh.placing import RoutedWorker
+from phases.engines.ssh.placing import RoutedWorker, entries_of
 from phases.engines.ssh.releases import ReleaseStore
+from phases.engines.ssh.router import require_out
 from phases.engines.ssh.session import op
 from phases.engines.ssh.settings import FleetSettings, HostSettings, LeaseSettings, ServiceSettings
 from phases.fleet import judging
@@ -266,6 +267,41 @@ def test_what_a_router_that_does_not_answer_leaves_unknown_is_not_said_of_the_wo
         del small.router.workers
         small.router.remove(production.workers[0].url)
         assert _not_restored(production, "") == {"w1": "the router sends it nothing"}
+
+
+def test_a_router_that_lists_what_may_be_a_strayed_worker_keeps_safe_from_being_said_until_it_is_restored(small):
+    """Field failure: "not in the list" was read as "out of service", and all workers were restarted at once under their users."""
+    told: list[str] = []
+    w1, w2 = (host.url for host in small.fleet.workers()[:2])
+    stranger = f"http://w1.no-such-name.invalid:{w1.rpartition(':')[2]}"
+    small.router.urls = {stranger, *(host.url for host in small.fleet.workers()[1:])}
+    with small.production(hot=False, floor=2) as production:
+        production.progress = told.append
+        by_name = {state.host.name: state for state in production.observe()}
+        assert by_name["w1"].in_service is None and stranger in by_name["w1"].unserved
+        assert by_name["w2"].in_service is True and by_name["w3"].in_service is True
+        with pytest.raises(RouterError, match="out of service is not known"):
+            SglangLike(small.router, production).remove(w1)
+        back = roll_back(production, "p99", detected=production.clock.now())
+    names = events(back)
+    assert "traffic safe" not in names[: names.index("worker restored")], back.events
+    assert [names.index("traffic safe") + 1, names.count("worker restored")] == [names.index("restored"), 2], (
+        back.events
+    )
+    reduced = next(row for row in back.events if row["event"] == "traffic reduced")
+    assert stranger in reduced["note"] or "must stay available" in reduced["note"], reduced
+    assert any("cannot be placed" in line and stranger in line and "router_url" in line for line in told), told
+    assert back.verified and w1 in small.router.urls, "it is in service again, under the name that the playbook has"
+
+
+class SglangLike:
+    """What both real drivers do after a removal, on the router that says what it was told."""
+
+    def __init__(self, router: Router, production: Production) -> None:
+        self._router, self._book = router, production.book
+
+    def remove(self, url: str) -> None:
+        require_out(entries_of(self._book, self._router.workers(), url)[1], url)
 
 
 def test_a_hot_fallback_that_some_servers_did_not_follow_names_those_alone(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,9 @@ def test_a_worker_that_does_not_serve_or_gets_nothing_is_named() -> None:
         _require_well([worker(1), worker(2, serving=False)])
     with pytest.raises(FleetError, match="does not send anything to w1"):
         _require_well([worker(1, in_service=False), worker(2)])
+    doubtful = dataclasses.replace(worker(1), doubt="the router lists http://x:1, which may be it")
+    with pytest.raises(FleetError, match="before anything has moved: w1: the router lists http://x:1.*router_url"):
+        _require_well([doubtful, worker(2)])
 
 
 def test_listed_hosts_on_the_embedded_environment_need_values_for_its_arguments() -> None:

@@ -47,3 +47,10 @@ def test_a_worker_that_does_not_serve_is_one() -> None:
 def test_a_router_that_does_not_answer_ends_no_watch_and_rolls_nothing_back() -> None:
     verdict = _look(None, Seen([]), None, None, print)  # type: ignore[arg-type]
     assert verdict.verdict is Verdict.INCONCLUSIVE and "does not answer" in verdict.reason
+
+
+def test_a_worker_that_may_be_in_service_under_another_name_is_no_regression_and_no_success() -> None:
+    doubt = "the router lists http://x:1 (x cannot be resolved here), which may be it"
+    state = WorkerState(HOST, "a", "a", serving=True, in_service=None, doubt=doubt)
+    verdict = _look(None, Seen([state]), None, None, print)  # type: ignore[arg-type]
+    assert verdict.verdict is Verdict.INCONCLUSIVE and doubt in verdict.reason

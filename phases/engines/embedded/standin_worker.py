@@ -57,6 +57,7 @@ class Worker:
         self.backend = arguments[arguments.index("--attention-backend") + 1]
         self.faults = Faults(self.backend)
         self.ranks = int(arguments[arguments.index("--tp") + 1]) if "--tp" in arguments else 1
+        self.dp = int(arguments[arguments.index("--dp-size") + 1]) if "--dp-size" in arguments else 1
         self.lock = threading.Lock()
         self.running = self.served = self.tokens = self.aborted = 0
         self.answers: dict[int, int] = {}
@@ -159,7 +160,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "model_path": "standin",
                 "served_model_name": "standin",
                 "tp_size": self.worker.ranks,
-                "dp_size": 1,
+                "dp_size": self.worker.dp,
                 "release": release,
                 "attention_backend": self.worker.backend,
                 "data": [{"id": "standin"}],
