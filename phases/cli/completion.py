@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,10 @@ def complete_playbook(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def _tags() -> list[str]:
+    from phases.base.errors import LedgerError
+    from phases.ledger.git import Git
+
     try:
-        done = subprocess.run(
-            ["git", "for-each-ref", "--format=%(refname)", "refs/tags"],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
+        return Git(Path()).run("for-each-ref", "--format=%(refname)", "refs/tags", timeout=SECONDS).decode().split()
+    except (LedgerError, UnicodeError):
         return []
-    return done.stdout.split()

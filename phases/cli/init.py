@@ -77,10 +77,9 @@ def _scaffold(directory: Path, name: str) -> list[str]:
 
 def _ensure_repository(directory: Path) -> bool:
     """Whether a repository had to be made."""
-    from phases.ledger.repository import SourceError, git
+    from phases.ledger.git import Git
 
-    if git(directory, "rev-parse", "--show-toplevel") is not None:
+    if Git(directory).attempt("rev-parse", "--show-toplevel") is not None:
         return False
-    if git(directory, "init", "--quiet") is None:
-        raise SourceError(f"`git init` failed in {directory}.")
+    Git(directory).run("init", "--quiet")
     return True

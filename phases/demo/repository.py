@@ -6,13 +6,22 @@ It is an ordinary one: `phase run`, `phase rollback`, kills and suspensions do i
 from __future__ import annotations
 
 import json
-import subprocess
 import textwrap
 from pathlib import Path
 
-from phases.base.errors import LedgerError, UsageError
+from phases.base.errors import UsageError
+from phases.ledger.git import Git
 
 MARK = "demo-README.md"
+# Of the demo's repository: whoever tries it is asked for no key, and their own settings change no file.
+_SETTINGS = {
+    "user.name": "phase demo",
+    "user.email": "demo@localhost",
+    "commit.gpgSign": "false",
+    "tag.gpgSign": "false",
+    "core.autocrlf": "false",
+    "core.safecrlf": "false",
+}
 _KERNEL = {
     "kernel.yaml": """\
         schema: phasegate/kernel/v1
@@ -143,20 +152,11 @@ def make(directory: Path) -> None:
     for name, (what, environment) in CANDIDATES.items():
         text = PLAYBOOK.format(what=f"A candidate that is {what}", candidate=json.dumps(environment))
         (directory / f"{name}.yaml").write_text(text)
-    _git(directory, "init", "-q", "-b", "main")
-    _git(directory, "config", "user.name", "phase demo")
-    _git(directory, "config", "user.email", "demo@localhost")
-    _git(directory, "config", "commit.gpgsign", "false")
+    git = Git(directory)
+    git.run("init", "-q", "-b", "main", "--template=")
+    for key, value in _SETTINGS.items():
+        git.run("config", key, value)
     rows = "".join(f"- `{name}.yaml`: a candidate that is {what}\n" for name, (what, _) in CANDIDATES.items())
     (directory / MARK).write_text(README.format(candidates=rows))
-    _git(directory, "add", ".")
-    _git(directory, "commit", "-qm", "The demo", "--no-verify")
-
-
-def _git(directory: Path, *arguments: str) -> None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise LedgerError("git is not installed.", hint="Debian, Ubuntu: apt-get install git.") from None
-    if done.returncode:
-        raise LedgerError(f"git {arguments[0]} in {directory}: {done.stderr.strip()}")
+    git.run("add", "--force", ".")
+    git.run("commit", "-qm", "The demo")

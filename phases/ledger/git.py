@@ -1,8 +1,9 @@
-"""Git by plumbing: argv in, bytes out, never the work tree, the index or the current branch."""
+"""Git by plumbing: argv in, bytes out, never the work tree, the index or the current branch, and the same whatever git's settings are."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +11,60 @@ from pathlib import Path
 
 from phases.base.errors import LedgerError
 
-ZERO = "0" * 40
 _NETWORK_SECONDS = 60.0
-_ELSEWHERE = {
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_COMMON_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_NAMESPACE",
-    "GIT_PREFIX",
-    "GIT_SHALLOW_FILE",
-    "GIT_GRAFT_FILE",
+_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15"
+
+# What a git of this user says about who they are, where their settings are and how to reach a remote. Every other GIT_* (set inside hooks, by
+# tools, or in a profile) would point git at another repository, index or object store, or change what its commands mean.
+_KEPT = re.compile(
+    r"GIT_((AUTHOR|COMMITTER)_(NAME|EMAIL)|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|PARAMETERS|COUNT|(KEY|VALUE)_\d+)|SSH(_COMMAND|_VARIANT)?|ASKPASS"
+    r"|PROXY_COMMAND|(HTTP|SSL|LFS)_.*|ALLOW_PROTOCOL|PROTOCOL_FROM_USER|EXEC_PATH|CEILING_DIRECTORIES|DISCOVERY_ACROSS_FILESYSTEM)"
+)
+_FIXED_ENVIRONMENT = {
+    "LC_ALL": "C",
+    "GIT_NO_REPLACE_OBJECTS": "1",  # no object is read as another
+    "GIT_OPTIONAL_LOCKS": "0",  # the user's index is not written by looking
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
 }
+# Settings of git that would change what a command here does or says, by the one value it relies on. Left to the user: identity, signing,
+# credentials, addresses, proxies, ssh, fsck, and conversions of a checkout.
+_FIXED_SETTINGS = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.untrackedCache": "false",
+    "core.splitIndex": "false",
+    "core.ignoreCase": "false",
+    "core.quotePath": "false",
+    "core.pager": "cat",
+    "color.ui": "false",
+    "color.advice": "false",
+    "color.push": "false",
+    "color.remote": "false",
+    "color.transport": "false",
+    "i18n.commitEncoding": "UTF-8",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "submodule.recurse": "false",
+    "fetch.recurseSubmodules": "false",
+    "fetch.writeCommitGraph": "false",
+    "push.recurseSubmodules": "no",
+    "push.followTags": "false",
+    "push.pushOption": "",
+    "push.useForceIfIncludes": "false",
+}
+_SETTINGS = tuple(part for key, value in _FIXED_SETTINGS.items() for part in ("-c", f"{key}={value}"))
 
 
 class GitFailed(LedgerError):
-    """A git command exited non-zero; `stderr` holds what it said."""
+    """A git command exited non-zero; `stderr` holds what it said, `stdout` what it had printed."""
 
-    def __init__(self, argv: Sequence[str], stderr: str, hint: str = "") -> None:
+    def __init__(self, argv: Sequence[str], stderr: str, stdout: str = "", hint: str = "") -> None:
         said = " / ".join(line.strip() for line in stderr.strip().splitlines()[-4:]) or "no message"
-        super().__init__(f"`git {' '.join(argv[:3])}` failed: {said}.", hint=hint or _cure(stderr))
+        command = argv[2:] if argv[0] == "-c" else argv
+        super().__init__(f"`git {' '.join(command[:3])}` failed: {said}.", hint=hint or _cure(stderr))
         self.stderr = stderr
+        self.stdout = stdout
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class Git:
         """
         try:
             done = subprocess.run(
-                ["git", "-C", str(self.path), *argv],
+                ["git", *_SETTINGS, "-C", str(self.path), *argv],
                 input=stdin,
                 capture_output=True,
                 env=_environment(env),
@@ -66,7 +99,7 @@ class Git:
                 f"`git {argv[0]}` did not end within {timeout:.0f} s.", hint="Check the remote and the network."
             ) from fault
         if done.returncode:
-            raise GitFailed(argv, done.stderr.decode(errors="replace"))
+            raise GitFailed(argv, done.stderr.decode(errors="replace"), done.stdout.decode(errors="replace"))
         return done.stdout
 
     def text(self, *argv: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -79,11 +112,10 @@ class Git:
         except GitFailed:
             return None
 
-    def network(self, *argv: str) -> bytes:
-        """A command that talks to a remote: bounded in time and never asking for a password."""
-        return self.run(
-            *argv, timeout=_NETWORK_SECONDS, env={"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": _ssh_command()}
-        )
+    def network(self, *argv: str, timeout: float = _NETWORK_SECONDS) -> bytes:
+        """A command that talks to a remote: bounded in time, and never asking for a password unless the user's own ssh command does."""
+        theirs = {"GIT_SSH_COMMAND", "GIT_SSH"} & set(os.environ) or self.attempt("config", "--get", "core.sshCommand")
+        return self.run(*argv, timeout=timeout, env={} if theirs else {"GIT_SSH_COMMAND": _SSH})
 
     def resolve(self, revision: str) -> str | None:
         """Object id of a revision, or None when there is none."""
@@ -113,24 +145,27 @@ def repository_root(path: Path) -> Path:
     """Top directory of the repository `path` lies in.
 
     Raises:
-        LedgerError: it lies in none, or only in a bare one.
+        LedgerError: it lies in none, only in a bare one, or its repository says that its work tree is elsewhere.
     """
     try:
-        return Path(Git(path).text("rev-parse", "--show-toplevel"))
+        root = Path(os.fsdecode(Git(path).run("rev-parse", "--show-toplevel").removesuffix(b"\n")))
     except GitFailed as fault:
+        if "not a git repository" not in fault.stderr and "work tree" not in fault.stderr:
+            raise  # there is one, and git says why it is not read
         raise LedgerError(
             f"{path} is not inside a git work tree.", hint="Run `git init` there, or start `phase` in your repository."
         ) from fault
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise LedgerError(
+            f"{path} is not inside {root}, which its repository calls its work tree.",
+            hint="Unset `core.worktree` (`git config --unset core.worktree`).",
+        )
+    return root
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The caller's environment without what would point git at another repository (set inside hooks); no object is read as another."""
-    kept = {k: v for k, v in os.environ.items() if k not in _ELSEWHERE}
-    return {**kept, "LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", **(extra or {})}
-
-
-def _ssh_command() -> str:
-    return os.environ.get("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=15")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or _KEPT.fullmatch(key)}
+    return {**kept, **_FIXED_ENVIRONMENT, **(extra or {})}
 
 
 def _cure(stderr: str) -> str:

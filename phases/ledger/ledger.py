@@ -284,7 +284,7 @@ class Ledger:
         if self._signs("tag.gpgSign"):
             date = {"GIT_COMMITTER_DATE": f"@{int(at)} +0000"}
             # git signs a tag only while creating its reference, and a tag without its entry reads as an entry lost
-            self.git.run("tag", "--sign", "-F", "-", name, commit, stdin=text.encode(), env=date)
+            self.git.run("tag", "--sign", "--cleanup=verbatim", "-F", "-", name, commit, stdin=text.encode(), env=date)
             signed = self.git.text("rev-parse", f"refs/tags/{name}")
             self.git.run("update-ref", "-d", f"refs/tags/{name}", signed)
             return {name: signed}
@@ -375,9 +375,16 @@ class Ledger:
 
     def _commits(self, tip: str) -> dict[str, str]:
         """Directory name of each checkpoint to the commit that recorded it."""
-        lines = self.git.text("log", "--first-parent", "--encoding=UTF-8", "--format=%H %s", tip).splitlines()
-        subjects = (line.split(" ") for line in lines)
-        return {words[2]: words[0] for words in subjects if len(words) > 2 and words[1] == "Record"}
+        commits = read_objects(self.git, self.git.text("rev-list", "--first-parent", tip).splitlines())
+        subjects = {
+            oid: body.partition(b"\n\n")[2].split(b"\n", 1)[0].decode(errors="replace")
+            for oid, (_, body) in commits.items()
+        }
+        return {
+            words[1]: oid
+            for oid, subject in subjects.items()
+            if (words := subject.split(" "))[0] == "Record" and words[1:]
+        }
 
     def _remote(self) -> Remote:
         return Remote(self.git, self.remote, self.branch, self.tag_prefix)

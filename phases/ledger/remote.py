@@ -17,6 +17,17 @@ class RemoteUnreachable(LedgerError):
     """The remote cannot be reached or refuses this user."""
 
 
+# Each says no to a setting of fetch or of this remote that would bring or remove more than what is asked for.
+_FETCH = (
+    "--no-tags",
+    "--no-prune",
+    "--no-recurse-submodules",
+    "--no-write-fetch-head",
+    "--no-auto-maintenance",
+    "--refmap=",
+)
+
+
 @dataclass(frozen=True)
 class Remote:
     """A configured git remote (by name) or a URL, and the ledger branch on it."""
@@ -43,7 +54,7 @@ class Remote:
         return head
 
     def _fetch(self, refspec: str) -> None:
-        self.git.network("fetch", "--no-tags", "--no-prune", "--no-write-fetch-head", "--refmap=", self.name, refspec)
+        self.git.network("fetch", *_FETCH, self.name, refspec)
 
     def _fetch_tags(self) -> None:
         """Bring in tags this side lacks. One of the same name with another object stays: the branches then differ too."""
@@ -83,10 +94,13 @@ class Remote:
         refs = [f"{commit}:refs/heads/{self.branch}", *(f"{oid}:refs/tags/{name}" for name, oid in tags.items())]
         lease = f"--force-with-lease=refs/heads/{self.branch}:{expected or ''}"
         try:
-            self.git.network("push", "--quiet", "--atomic", "--porcelain", "--no-verify", lease, self.name, *refs)
+            # a mirror would push all there is, and takes no references
+            mirror = ("-c", f"remote.{self.name}.mirror=false") if self.git.flag(f"remote.{self.name}.mirror") else ()
+            flags = ("--quiet", "--atomic", "--porcelain", "--no-verify", "--no-prune")
+            self.git.network(*mirror, "push", *flags, lease, self.name, *refs)
         except GitFailed as fault:
             if any(
-                sign in fault.stderr
+                sign in fault.stdout + fault.stderr
                 for sign in ("stale info", "fetch first", "non-fast-forward", "already exists", "cannot lock ref")
             ):
                 raise RemoteMoved(f"the ledger on {self.name!r} moved while recording.") from fault

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from pathlib import Path
 
-from phases.base.errors import PhaseError
 from phases.ledger.git import Git, repository_root
 
 _SKIPPED = {"__pycache__", "build", "dist", ".git", ".venv", ".phase", ".pytest_cache", ".hypothesis"}
 _SKIPPED_SUFFIXES = {".pyc", ".so", ".o", ".md"}
-
-
-class SourceError(PhaseError):
-    stage = "source"
 
 
 def repository_of(path: Path) -> Path:
@@ -39,14 +33,3 @@ def content_digest(root: Path, extra: bytes = b"") -> str:
             name = os.fsencode("/".join(parts))  # a file may be named in any bytes
             total.update(b"%d %s %s\n" % (len(name), name, hashlib.sha256(path.read_bytes()).hexdigest().encode()))
     return total.hexdigest()
-
-
-def git(directory: Path, *arguments: str) -> str | None:
-    """What git prints, stripped; None when it fails."""
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=directory, capture_output=True, text=True, check=False, timeout=60
-        )
-    except FileNotFoundError:
-        raise SourceError("git is not installed.", hint="Install it (Debian, Ubuntu: apt-get install git).") from None
-    return done.stdout.strip() if done.returncode == 0 else None

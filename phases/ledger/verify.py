@@ -237,7 +237,7 @@ def _decision_problems(ledger: Ledger, checkpoint: Checkpoint) -> Iterator[Probl
         elif f"Decision-Digest: {cp.sha256(content)}" not in ledger.git.text("cat-file", "-p", oid):
             yield Problem(f"tag {name}", "names another decision")
         elif ledger.git.resolve(f"{oid}^{{commit}}") != ledger.git.text(
-            "log", "--first-parent", "-1", "--format=%H", tip, "--", path
+            "rev-list", "--first-parent", "-1", tip, "--", path
         ):
             yield Problem(f"tag {name}", "does not point at the decision's commit")
 

@@ -192,11 +192,16 @@ def _gate(files: dict[str, bytes]) -> GateOutcome:
 
 
 def tree_words(source: dict[str, Any]) -> str:
-    """What stands behind a commit whose work tree differed from it; empty for a clean one."""
-    if not source.get("dirty"):
-        return ""
-    allowed = " (--allow-dirty)" if source.get(ALLOWED_DIRTY) else " (the run had no --allow-dirty)"
-    return " with uncommitted changes" + allowed
+    """What stands behind a commit whose work tree differed from it; empty for one that held the commit's bytes."""
+    words = ""
+    if source.get("dirty"):
+        words += " with uncommitted changes"
+        words += " (--allow-dirty)" if source.get(ALLOWED_DIRTY) else " (the run had no --allow-dirty)"
+    if converted := source.get("converted"):
+        words += f", {len(converted)} files as that clone's filters or line ends wrote them ({', '.join(list(converted)[:4])})"
+    if source.get("left_out"):
+        words += f", {source['left_out']} files left out by a sparse checkout"
+    return words
 
 
 def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -210,7 +215,8 @@ def _source_change(ledger: Ledger, old: dict[str, Any], new: dict[str, Any]) -> 
     lost = next((str(commit)[:12] for commit, found in zip((a, b), ids, strict=True) if not found), None)
     if lost:
         return f"commit {lost} is not in this clone"
-    stat = ledger.git.attempt("diff", "--stat=90", "--no-color", "--no-ext-diff", "--no-textconv", *map(str, ids))
+    flags = ("--stat=90", "--find-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
+    stat = ledger.git.attempt("diff-tree", "-r", *flags, *map(str, ids))
     return stat if stat is not None else "git cannot compare the two commits here"
 
 

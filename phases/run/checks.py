@@ -5,22 +5,21 @@ Other parts add theirs: `phases.engines.ssh.doctor:checks` is called with the pl
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
 from phases.base.clock import Clock, SystemClock
-from phases.base.errors import PhaseError
+from phases.base.errors import LedgerError, PhaseError
 from phases.base.extras import Extra
 from phases.base.findings import Check, Finding, Health
 from phases.harness import device, toolchain
 from phases.harness.facts import cpu_name
 from phases.harness.load import Meter
 from phases.ledger import repository as source
+from phases.ledger.git import Git, GitFailed
 from phases.playbook.schema import Device, Playbook
 from phases.run.closing import ledger_of
 
@@ -101,7 +100,7 @@ def check_python() -> Iterable[Finding]:
 
 
 def check_git(directory: Path) -> Iterable[Finding]:
-    version = source.git(directory, "--version") or "git does not answer"
+    version = Git(directory).text("--version")
     findings = [Finding("git", Health.OK, version.removeprefix("git version "))]
     try:
         repo = source.repository_of(directory)
@@ -203,33 +202,14 @@ def check_remote(playbook: Playbook) -> Iterable[Finding]:
             )
         ]
     repo = source.repository_of(playbook.path)
-    environment = {
-        **os.environ,
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=10",
-    }
     try:
-        done = subprocess.run(
-            ["git", "ls-remote", "--heads", remote],
-            cwd=repo,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [
-            Finding(
-                "remote",
-                Health.PROBLEM,
-                f"{remote} does not answer within 30 s",
-                "Check the network and `git remote -v`.",
-            )
-        ]
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        Git(repo).network("ls-remote", "--heads", remote, timeout=30.0)
+    except GitFailed as fault:
+        said = (fault.stderr.strip().splitlines() or ["no reason given"])[-1]
         return [Finding("remote", Health.PROBLEM, f"{remote}: {said}", "Check `git remote -v` and your access to it.")]
+    except LedgerError:
+        cure = "Check the network and `git remote -v`."
+        return [Finding("remote", Health.PROBLEM, f"{remote} does not answer within 30 s", cure)]
     return [Finding("remote", Health.OK, f"{remote} answers")]
 
 

@@ -13,6 +13,8 @@ import yaml
 from phases.base.errors import UsageError
 from phases.demo import repository
 from phases.engines.embedded.stand_in import HERE, ROUTER_NEEDS, _pinned
+from phases.ledger.git import Git
+from phases.ledger.source import describe
 
 
 def phase(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,6 +31,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "a b"
     directory.mkdir()
     return directory
+
+
+def test_it_begins_whatever_git_is_set_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that cannot sign, a hook that refuses and global excludes are the user's, not the demo's."""
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "pre-commit").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "hooks" / "pre-commit").chmod(0o755)
+    (tmp_path / "excludes").write_text("*.yaml\n")
+    (tmp_path / "gitconfig").write_text(
+        "[commit]\n gpgSign = true\n[tag]\n gpgSign = true\n[gpg]\n program = false\n"
+        f"[core]\n hooksPath = {tmp_path}/hooks\n excludesFile = {tmp_path}/excludes\n autocrlf = true\n safecrlf = true\n"
+        f"[init]\n templateDir = {tmp_path}\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    repository.make(tmp_path / "d")
+    git = Git(tmp_path / "d")
+    assert not describe(git)["dirty"] and "slow.yaml" in git.text("ls-tree", "--name-only", "HEAD")
+    assert not git.flag("commit.gpgSign") and not git.flag("tag.gpgSign")
 
 
 @pytest.mark.slow

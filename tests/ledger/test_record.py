@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_shallow_clone_records_and_pushes(repo: Path, bare: Path, tmp_path: Path
         git(repo, "commit", "-q", "--allow-empty", "-m", f"Change {number}")
     git(repo, "push", "-q", str(bare), "main")
     clone = tmp_path / "shallow"
-    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{bare}", str(clone)], check=True)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{bare}", str(clone))
     identify(clone)
     warned: list[str] = []
     ledger = Ledger(clone, remote="origin", warn=warned.append)
@@ -221,6 +222,24 @@ def test_signed_when_git_is_set_to_sign(ledger: Ledger, repo: Path, tmp_path: Pa
     git(repo, "verify-tag", *git(repo, "tag", "-l", "checkpoint/0001-approve-*").split())
     assert not verify_ledger(ledger)
     assert ledger.record(make_draft(ledger)) == recorded
+
+
+def test_what_is_written_does_not_depend_on_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_git_configuration: None
+) -> None:
+    """Byte for byte: commit and tag have the same ids under the settings of this test and under none."""
+    ids = []
+    for name in ("as-set", "plain"):
+        path = tmp_path / name
+        git(tmp_path, "init", "-q", str(path))
+        identify(path)
+        ledger = Ledger(path, sign="never")
+        recorded = ledger.record(make_draft(ledger))
+        ids.append((recorded.commit, git(path, "rev-parse", f"checkpoint/{recorded.name}")))
+        assert not verify_ledger(ledger) and not list((path / ".git").glob("sharedindex*"))
+        for key in [key for key in os.environ if key.startswith("GIT_")]:
+            monkeypatch.delenv(key)
+    assert ids[0] == ids[1]
 
 
 def test_found_by_number_name_digest_and_latest(ledger: Ledger) -> None:

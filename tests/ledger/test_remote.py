@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def two(repo: Path, bare: Path, tmp_path: Path, warnings: list[str]) -> tuple[Le
     git(repo, "remote", "add", "origin", str(bare))
     git(repo, "push", "-q", "origin", "main")
     other = tmp_path / "other"
-    subprocess.run(["git", "clone", "-q", str(bare), str(other)], check=True)
+    git(tmp_path, "clone", "-q", str(bare), str(other))
     identify(other, "Bob", "bob@example.org")
     return Ledger(repo, remote="origin", warn=warnings.append), Ledger(other, remote="origin", warn=warnings.append)
 
@@ -143,9 +142,7 @@ def test_a_refusing_remote_keeps_the_checkpoint_here(
     recorded = two[0].record(make_draft(two[0]))
     assert two[0].checkpoints() == [recorded]
     assert any("refused" in line for line in warnings)
-    assert subprocess.run(
-        ["git", "-C", str(bare), "rev-parse", "-q", "--verify", "checkpoints"], check=False, capture_output=True
-    ).returncode
+    assert "checkpoints" not in git(bare, "for-each-ref", "refs/heads")
 
 
 def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:

@@ -17,7 +17,7 @@ from phases.ledger import checkpoint as cp
 from phases.report import timeline
 from phases.report.anchors import Anchor
 from phases.report.page import render
-from phases.report.view import Change, ReportView, _view, with_anchors
+from phases.report.view import Change, ReportView, _view, tree_words, with_anchors
 
 EVIL = "<script>alert('x')</script>\"&"
 
@@ -283,3 +283,12 @@ def test_a_page_that_waits_for_a_person_has_both_commands_and_one_that_does_not_
         dataclasses.replace(waiting, digest=""),
     ):
         assert "phase gate approve" not in render(other)
+
+
+def test_a_tree_that_was_not_the_commits_is_described() -> None:
+    assert tree_words({"dirty": False}) == ""
+    assert tree_words({"dirty": True}) == " with uncommitted changes (the run had no --allow-dirty)"
+    assert tree_words({"dirty": True, "allow_dirty": True}) == " with uncommitted changes (--allow-dirty)"
+    assert tree_words({"dirty": False, "converted": {"run.bat": "ab"}, "left_out": 3}) == (
+        ", 1 files as that clone's filters or line ends wrote them (run.bat), 3 files left out by a sparse checkout"
+    )
