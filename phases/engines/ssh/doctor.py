@@ -5,25 +5,29 @@ A host without a problem is one line; otherwise each problem is a line of its ow
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phases.base.clock import SystemClock
 from phases.base.errors import FleetError, PhaseError
 from phases.base.findings import Check, Finding, Health
-from phases.engines.ssh.errors import DiskFullError, HostKeyError, LoginError
+from phases.engines.ssh.errors import DiskFullError, HostKeyError, LoginError, UnreachableError
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
+from phases.engines.ssh.known_hosts import Unreadable, describe, read_known_hosts
 from phases.engines.ssh.locks import LockInfo, show_lock
 from phases.engines.ssh.placing import CURE, AddressBook
 from phases.engines.ssh.releases import NEVER, Inventory, read_inventory
 from phases.engines.ssh.router import make_router
 from phases.engines.ssh.services import ServiceDriver, ServiceStatus
 from phases.engines.ssh.session import HostSession, op
+from phases.engines.ssh.sshconfig import SshConfigError, login
 from phases.engines.ssh.transport import Connect, connect
 
 if TYPE_CHECKING:
@@ -104,7 +108,24 @@ def check_fleet(
         problems = list(judge(host, result.value, expected))
         findings += problems or [Finding("host", Health.OK, _summary(result.value), host=host.name)]
     reports = {name: result.value for name, result in results.items() if result.value}
-    return findings + list(_odd_ones_out(reports))
+    return [*findings, *_known_hosts(hosts), *_odd_ones_out(reports)]
+
+
+def _known_hosts(hosts: Sequence[Host]) -> Iterator[Finding]:
+    """Files with lines that are skipped: what somebody meant by them does not hold."""
+    unreadable: dict[str, list[Unreadable]] = {}
+    for paths in dict.fromkeys(_files(host) for host in hosts if not host.local):
+        for line in read_known_hosts(paths).unreadable:
+            if line not in unreadable.setdefault(line.file, []):
+                unreadable[line.file].append(line)
+    for lines in unreadable.values():
+        yield Finding("known_hosts", Health.WARNING, describe(lines), "Mend or remove them.")
+
+
+def _files(host: Host) -> tuple[Path, ...]:
+    with contextlib.suppress(FleetError):  # the host's own finding tells of it
+        return host.ssh.known_hosts or login(host, host.address).known_hosts
+    return ()
 
 
 def look(session: HostSession, driver: ServiceDriver, now: Callable[[], float] = time.time) -> HostReport:
@@ -134,7 +155,14 @@ def _serving(session: HostSession) -> dict[str, Any]:
 
 
 def _unseen(host: Host, error: BaseException | None, reason: str) -> Finding:
-    kinds = {HostKeyError: "host key", LoginError: "login", DiskFullError: "disk"}
+    kinds = {
+        HostKeyError: "host key",
+        LoginError: "login",
+        DiskFullError: "disk",
+        SshConfigError: "ssh configuration",
+        UnreachableError: "reachability",
+        PhaseError: "host",
+    }
     name = next((label for kind, label in kinds.items() if isinstance(error, kind)), "reachability")
     if isinstance(error, PhaseError):
         return Finding(name, Health.PROBLEM, error.message, error.hint or "See what the host says.", host.name)

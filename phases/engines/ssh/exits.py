@@ -26,12 +26,13 @@ def exit_error(host: Host, code: int | None, said: str) -> FleetError:
 
 def _cause(host: Host, code: int, said: str) -> tuple[type[FleetError], str]:
     text = said.lower()
-    if "sudo:" in text:
+    if "sudo:" in text or "sorry, user" in text:
         return UnreachableError, _sudo(host, text)
     if "not available" in text or "nologin" in text:
         return LoginError, "This user may not log in there (its shell is nologin): set another `user`."
     if code == 127 or (code == 1 and "command not found" in text):  # csh says it with status 1
-        return UnreachableError, f"Set `python` of this host to a Python 3.8 or newer (now {host.python!r})."
+        more = ", one path, without arguments" if " " in host.python else ""
+        return UnreachableError, f"Set `python` of this host to a Python 3.8 or newer{more} (now {host.python!r})."
     if code == 126:
         return (
             UnreachableError,
@@ -46,8 +47,10 @@ def _cause(host: Host, code: int, said: str) -> tuple[type[FleetError], str]:
 
 
 def _sudo(host: Host, text: str) -> str:
-    if "tty" in text:
+    if "not found" in text:
+        return "sudo is not installed there: install it, or remove `sudo`."
+    if "must have a tty" in text:
         return "Take `requiretty` out of sudoers for this user."
-    if "password" in text or "not allowed" in text or "not in the sudoers" in text:
+    if any(sign in text for sign in ("password", "not allowed", "not in the sudoers", "may not run")):
         return f"Allow {host.python} for this user in sudoers with NOPASSWD, or remove `sudo`."
     return f"Check `sudo: {host.sudo}` of this host and sudoers there (NOPASSWD for {host.python}), or remove `sudo`."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +29,7 @@ class HostResult(Generic[T]):
     host: Host
     outcome: Outcome
     value: T | None = None
-    error: BaseException | None = None
+    error: PhaseError | None = None
     seconds: float = 0.0
 
     @property
@@ -41,7 +43,7 @@ class HostResult(Generic[T]):
     @property
     def told(self) -> str:
         """`reason` for where the host is named anyway."""
-        return self.error.told if isinstance(self.error, PhaseError) else self.reason
+        return self.error.told if self.error else self.reason
 
 
 class FanOutError(FleetError):
@@ -80,7 +82,7 @@ class Results(Mapping[str, HostResult[T]]):
 
     def check(self) -> dict[str, T]:
         """Values by host name; FanOutError naming every host that failed, a single host's own error when it is the only one."""
-        if len(self.bad) == 1 and isinstance(self.bad[0].error, PhaseError):
+        if len(self.bad) == 1 and self.bad[0].error:
             raise self.bad[0].error
         if self.bad:
             raise FanOutError(self)  # type: ignore[arg-type]
@@ -100,7 +102,8 @@ def fan_out(
 
     A host that hangs does not keep the others waiting: when the deadline comes, `abandon(host)` is called (close its
     connection) and its result is TIMED_OUT; hosts not begun are NOT_STARTED. Ctrl-C abandons likewise and re-raises.
-    `on_result` is called in the calling thread. Errors are results, not raised; a bug (any other exception) too.
+    `on_result` is called in the calling thread. Errors are results, not raised; any other exception becomes a FleetError
+    that names the host and the place in the code, the exception itself being its cause.
     """
     run = _Run(hosts, act)
     for _ in range(min(max(1, limit), len(hosts))):
@@ -132,6 +135,17 @@ def fan_out(
     return Results([by_name[host.name] for host in hosts])
 
 
+def _bug(host: Host, fault: Exception) -> FleetError:
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    error = FleetError(
+        f"{type(fault).__name__}: {fault} ({os.path.basename(frame.filename)}:{frame.lineno}).",
+        hint="This is a bug of the toolkit: report it. The other hosts are not concerned.",
+        host=host.name,
+    )
+    error.__cause__ = fault
+    return error
+
+
 def _remaining(until: float | None) -> float | None:
     return None if until is None else max(0.0, until - time.monotonic())
 
@@ -160,10 +174,14 @@ class _Run(Generic[T]):
                 host = self.waiting.pop()
                 started = time.monotonic()
                 self.running[host.name] = (host, started)
+            value: T | None = None
+            error: PhaseError | None = None
             try:
-                value, error = self.act(host), None
+                value = self.act(host)
+            except PhaseError as fault:
+                error = fault
             except Exception as fault:  # noqa: BLE001 - one host's bug must not lose the others' results
-                value, error = None, fault
+                error = _bug(host, fault)
             with self.changed:
                 if self.closed:
                     return

@@ -31,7 +31,7 @@ if os.isatty(0) or os.isatty(1):
 base=os.path.join(os.path.abspath(root),'bin')
 kit=os.path.join(base,digest)
 def good():
-    try: files={n:open(os.path.join(kit,n)).read() for n in sorted(os.listdir(kit)) if n.endswith('.py')}
+    try: files={n:open(os.path.join(kit,n),encoding='utf-8').read() for n in sorted(os.listdir(kit)) if n.endswith('.py')}
     except (OSError,ValueError): return False
     return hashlib.sha256(json.dumps(files,sort_keys=True).encode()).hexdigest()==digest
 have,rest=good(),b''
@@ -41,7 +41,7 @@ def install(files):
     new='%s.%d.new'%(kit,os.getpid())
     os.mkdir(new)
     for n,text in files.items():
-        with open(os.path.join(new,n),'w') as f: f.write(text); f.flush(); os.fsync(f.fileno())
+        with open(os.path.join(new,n),'w',encoding='utf-8') as f: f.write(text); f.flush(); os.fsync(f.fileno())
     for _ in range(9):
         try: os.rename(new,kit)
         except OSError:

@@ -41,6 +41,14 @@ class LocalTransport:
         return LocalTransport(self.host)
 
 
+def _ready(wanted: dict[int, int], timeout: float) -> set[int]:
+    """The descriptors at which something can be done, or which have ended. `select` takes none above 1023."""
+    poller = select.poll()
+    for descriptor, events in wanted.items():
+        poller.register(descriptor, events)
+    return {descriptor for descriptor, _ in poller.poll(1000 * timeout)}
+
+
 class _LocalStream:
     def __init__(self, host: Host, argv: list[str]) -> None:
         self.host = host
@@ -62,10 +70,10 @@ class _LocalStream:
     def write(self, data: bytes | memoryview, timeout: float) -> None:
         view = memoryview(data)
         while view:
-            heard, ready, _ = select.select([self._output], [self._input], [], timeout)
-            if not heard and not ready:
+            ready = _ready({self._output.fileno(): select.POLLIN, self._input.fileno(): select.POLLOUT}, timeout)
+            if not ready:
                 raise silent(self.host, "taking data", timeout)
-            if heard:
+            if self._output.fileno() in ready:
                 self._early += os.read(self._output.fileno(), CHUNK)
             try:
                 view = view[os.write(self._input.fileno(), view[:CHUNK]) :]
@@ -80,7 +88,7 @@ class _LocalStream:
         if self._early:
             data, self._early = self._early, b""
             return data
-        if not select.select([self._output], [], [], timeout)[0]:
+        if not _ready({self._output.fileno(): select.POLLIN}, timeout):
             raise silent(self.host, "running a command", timeout)
         return os.read(self._output.fileno(), CHUNK)
 

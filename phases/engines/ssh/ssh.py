@@ -1,31 +1,28 @@
 """The ssh transport, on Fabric: strict about host keys, and with a limit on every wait.
 
 Fabric's own defaults are not safe for a fleet: it accepts any host key, has no keepalive, and several of its waits have no
-limit. Here an unknown or changed key is refused, and whatever does not answer in time is closed from outside, which ends
-the wait (a stopped sshd keeps the TCP connection open and lets data pile up, so socket timeouts alone do not help).
+limit. Here an unknown or changed key is refused (`trust`), and whatever does not answer in time is closed from outside, which
+ends the wait (a stopped sshd keeps the TCP connection open and lets data pile up, so socket timeouts alone do not help).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import math
-import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import fabric
 import paramiko
 
 from phases.base.errors import FleetError
-from phases.engines.ssh.errors import HostKeyError, LoginError, UnreachableError
+from phases.engines.ssh.causes import AGAIN, OPENING, lost, not_connected
+from phases.engines.ssh.errors import UnreachableError
 from phases.engines.ssh.host import Host
+from phases.engines.ssh.route import Route
 from phases.engines.ssh.stream import CHUNK, Stream, as_user, shell_line, silent
 
 SLICE = 1 << 20  # bytes written under one time limit
@@ -33,8 +30,6 @@ WRITE_POLL = 0.05  # seconds a full window is waited for before looking what the
 STDERR_KEPT = 4000
 UNKNOWN_LATENCY = 0.1  # seconds
 TCP_INFO_RTT = 68  # offset of the smoothed round trip time, in microseconds, in Linux's struct tcp_info
-# The fastest in this client first; a server without them gets the rest of the library's list.
-FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 
 # The library prints the tracebacks of refused connections; what matters of them is in our own exceptions.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -46,7 +41,7 @@ class SshTransport:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._connection: fabric.Connection | None = None
+        self._route: Route | None = None
         self._lock = threading.Lock()
         self.expired = False  # the current limit has closed the connection
 
@@ -57,7 +52,7 @@ class SshTransport:
         """
         transport = self._connected()
         limit = self.host.timeouts.channel
-        with self.limited(limit, "opening a channel"):
+        with self.limited(limit, OPENING):
             channel = transport.open_session(timeout=limit)
             channel.exec_command(shell_line(as_user(self.host, argv)))
         return _SshStream(self, channel)
@@ -65,14 +60,9 @@ class SshTransport:
     def close(self) -> None:
         """Close the connection; safe from another thread, whose waits then end with UnreachableError."""
         with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with contextlib.suppress(Exception):
-            connection.close()
-        if connection.gateway is not None:
-            with contextlib.suppress(Exception):
-                connection.gateway.close()
+            route, self._route = self._route, None
+        if route is not None:
+            route.close()
 
     def fresh(self) -> SshTransport:
         return SshTransport(self.host)
@@ -91,32 +81,40 @@ class SshTransport:
         timer.start()
         try:
             yield
-        except (paramiko.SSHException, OSError, EOFError) as fault:
+        except FleetError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - the library's parsers have no one type for what a peer may send
             if self.expired or isinstance(fault, TimeoutError):
                 self.close()
                 raise silent(self.host, what, seconds) from None
+            peer = self._connection.transport if self._connection else None
             self.close()
-            raise lost(self.host, what, fault) from None
+            raise lost(self.host, what, fault, peer) from None
         finally:
             timer.cancel()
 
+    @property
+    def _connection(self) -> fabric.Connection | None:
+        route = self._route
+        return route.connection if route else None
+
     def _connected(self) -> paramiko.Transport:
-        with self._lock:
-            connection = self._connection
+        connection = self._connection
         if connection is not None and connection.is_connected:
             return connection.transport
         self.close()
-        connection = make_connection(self.host)
-        with self._lock:
-            self._connection = connection
         try:
-            open_connection(self.host, connection)
+            route = Route(self.host)
+        except OSError as fault:  # no file, process or memory left to ask for the way
+            raise not_connected(self.host, self.host.address, fault, None, "") from None
+        with self._lock:
+            self._route = route
+        try:
+            route.open()
         except BaseException:
-            for hop in _hops(connection):  # Fabric closes only what got as far as logging in
-                with contextlib.suppress(Exception):
-                    hop.client.close()
+            route.close()
             raise
-        transport: paramiko.Transport = connection.transport
+        transport: paramiko.Transport = route.connection.transport
         transport.set_keepalive(max(1, int(self.host.timeouts.keepalive)))
         return transport
 
@@ -190,7 +188,7 @@ class _SshStream:
         if code == -1:
             self.owner.close()
             raise UnreachableError(
-                "the connection was lost before the command had ended.", hint=_LOST_HINT, host=self.host.name
+                "the connection was lost before the command had ended.", hint=AGAIN, host=self.host.name
             )
         return code
 
@@ -205,157 +203,3 @@ class _SshStream:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.channel.close()
-
-
-_LOST_HINT = "Check the host and the network, then repeat the command: it continues from what the host has."
-
-
-def lost(host: Host, what: str, fault: BaseException) -> FleetError:
-    reason = str(fault) or type(fault).__name__
-    return UnreachableError(f"the connection broke while {what} ({reason}).", hint=_LOST_HINT, host=host.name)
-
-
-# ---- making the connection
-
-
-def make_connection(host: Host) -> fabric.Connection:
-    """A Fabric connection, not yet open, that refuses unknown keys; the bastion's likewise."""
-    config = fabric.Config(runtime_ssh_path=str(host.ssh.config_file)) if host.ssh.config_file else fabric.Config()
-    options: dict[str, Any] = {
-        "config": config,
-        "connect_timeout": math.ceil(host.timeouts.connect),
-        "connect_kwargs": _connect_options(host),
-    }
-    if host.ssh.gateway:
-        gateway = dict(options, config=config.clone(), connect_kwargs=_connect_options(host))
-        options["gateway"] = fabric.Connection(host.ssh.gateway, **gateway)
-    connection = fabric.Connection(
-        host.address, user=host.ssh.user or None, port=host.ssh.port or None, forward_agent=False, **options
-    )
-    for hop in _hops(connection):
-        _trust_only_known(hop, host)
-    return connection
-
-
-def _hops(connection: fabric.Connection) -> Iterator[fabric.Connection]:
-    while isinstance(connection, fabric.Connection):
-        yield connection
-        connection = connection.gateway
-
-
-def _connect_options(host: Host) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "banner_timeout": host.timeouts.connect,
-        "auth_timeout": host.timeouts.connect,
-        "channel_timeout": host.timeouts.channel,
-        "allow_agent": host.ssh.agent,
-        "look_for_keys": not host.ssh.key_files,
-        "transport_factory": functools.partial(_transport, host.timeouts.connect),
-    }
-    if host.ssh.key_files:
-        options["key_filename"] = [str(path) for path in host.ssh.key_files]
-    return options
-
-
-def _transport(limit: float, sock: Any, **options: Any) -> paramiko.Transport:
-    transport = paramiko.Transport(sock, **options)
-    security = transport.get_security_options()
-    fast = tuple(name for name in FAST_CIPHERS if name in security.ciphers)
-    security.ciphers = fast + tuple(name for name in security.ciphers if name not in fast)
-    transport.handshake_timeout = limit
-    if isinstance(sock, socket.socket):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return transport
-
-
-def _trust_only_known(connection: fabric.Connection, host: Host) -> None:
-    name = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-    keys = _known_keys(_known_hosts_files(host))
-    known = keys.lookup(name) or {}
-    for kind in known:
-        connection.client.get_host_keys().add(name, kind, known[kind])
-    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-
-
-def _known_hosts_files(host: Host) -> tuple[tuple[str, float], ...]:
-    paths = host.ssh.known_hosts or (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
-    found = []
-    for path in paths:
-        expanded = os.path.expanduser(path)
-        with contextlib.suppress(OSError):
-            found.append((expanded, os.stat(expanded).st_mtime_ns))
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=16)
-def _known_keys(files: tuple[tuple[str, float], ...]) -> paramiko.HostKeys:
-    keys = paramiko.HostKeys()
-    for path, _ in files:
-        keys.load(path)
-    return keys
-
-
-def open_connection(host: Host, connection: fabric.Connection) -> None:
-    """Open it, turning everything that can go wrong into one of our errors."""
-    where = f"{connection.user}@{connection.host}:{connection.port}"
-    deadline = threading.Timer(5 * host.timeouts.connect, connection.client.close)
-    deadline.daemon = True
-    deadline.start()
-    try:
-        connection.open()
-    except paramiko.BadHostKeyException as fault:
-        raise HostKeyError(
-            f"{where} shows another host key than the known one ({fingerprint(fault.key)} instead of {fingerprint(fault.expected_key)}).",
-            hint=f"If the host was reinstalled, remove the old key (`ssh-keygen -R '{_known_name(connection)}'`) and add the new one after "
-            "comparing fingerprints; otherwise somebody may be in between.",
-            host=host.name,
-        ) from None
-    except paramiko.AuthenticationException as fault:
-        raise LoginError(
-            f"{where} refuses the login: {fault}",
-            hint="Check `user`, `key_files` and the agent (`ssh-add -l`).",
-            host=host.name,
-        ) from None
-    except paramiko.ssh_exception.NoValidConnectionsError as fault:
-        raise UnreachableError(
-            f"cannot connect to {where}: {_first(fault)}.",
-            hint="Is sshd running there, and is the port right?",
-            host=host.name,
-        ) from None
-    except TimeoutError:
-        raise silent(host, f"connecting to {where}", host.timeouts.connect) from None
-    except socket.gaierror as fault:
-        raise UnreachableError(
-            f"the name {connection.host} cannot be resolved: {fault.strerror}.", hint="Check `address`.", host=host.name
-        ) from None
-    except (paramiko.SSHException, OSError, EOFError) as fault:
-        raise _explain(host, where, connection, fault) from None
-    finally:
-        deadline.cancel()
-
-
-def _explain(host: Host, where: str, connection: fabric.Connection, fault: BaseException) -> FleetError:
-    text = str(fault) or type(fault).__name__
-    if "not found in known_hosts" in text:
-        hop = next((hop for hop in _hops(connection) if _known_name(hop) in text), connection)
-        return HostKeyError(
-            f"no host key is known for {_known_name(hop)}.",
-            hint=f"Get it with `ssh-keyscan -p {hop.port} {hop.host}`, compare the fingerprint with the host's own, and add it to known_hosts.",
-            host=host.name,
-        )
-    # "No existing session" is what the library says when the key exchange has not ended in time.
-    if any(sign in text.lower() for sign in ("timeout", "timed out", "banner", "no existing session")):
-        return silent(host, f"connecting to {where} ({text})", host.timeouts.connect)
-    return UnreachableError(f"cannot connect to {where}: {text}.", hint=_LOST_HINT, host=host.name)
-
-
-def _known_name(connection: fabric.Connection) -> str:
-    return connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-
-
-def _first(fault: paramiko.ssh_exception.NoValidConnectionsError) -> str:
-    return str(next(iter(fault.errors.values())))
-
-
-def fingerprint(key: paramiko.PKey) -> str:
-    return f"{key.get_name()} {key.fingerprint}"

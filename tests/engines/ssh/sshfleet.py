@@ -90,7 +90,7 @@ class SshdHost:
     link: str = ""
     process: subprocess.Popen[bytes] | None = None
     host_key: Path = field(default_factory=Path)
-    config: str = ""  # further lines of sshd_config
+    config: str = ""  # further lines of sshd_config; of most settings the first counts
 
     def in_namespace(self, *argv: str) -> list[str]:
         return ["ip", "netns", "exec", self.namespace, *argv] if self.namespace else list(argv)
@@ -211,10 +211,9 @@ class SshFleet:
     def start(self, host: SshdHost) -> None:
         config = self.directory / host.name / "sshd_config"
         config.write_text(
-            f"Port {host.port}\nListenAddress {host.address}\nHostKey {host.host_key}\nAuthorizedKeysFile {self.key}.pub\n"
+            f"MaxStartups 1000\n{host.config}Port {host.port}\nListenAddress {host.address}\nHostKey {host.host_key}\nAuthorizedKeysFile {self.key}.pub\n"
             "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\nUseDNS no\nPrintMotd no\n"
-            f"MaxStartups 1000\nMaxSessions 100\nSubsystem sftp internal-sftp\nSetEnv HOME={self.home} PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin\n"
-            f"{host.config}"
+            f"MaxSessions 100\nSubsystem sftp internal-sftp\nSetEnv HOME={self.home} PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin\n"
         )
         assert SSHD
         argv = host.in_namespace(SSHD, "-D", "-f", str(config), "-E", str(self.directory / host.name / "sshd.log"))

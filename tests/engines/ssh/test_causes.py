@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
+import pickle
 import re
+import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from phases.base.errors import FleetError
-from phases.engines.ssh.errors import DiskFullError
-from phases.engines.ssh.host import Host
+from phases.engines.ssh.causes import not_connected
+from phases.engines.ssh.errors import DiskFullError, LoginError, UnreachableError
+from phases.engines.ssh.host import Host, Timeouts
 from phases.engines.ssh.locks import HostLock
 from phases.engines.ssh.session import HostSession, op
+from phases.engines.ssh.stream import run
 from phases.engines.ssh.transport import connect
+from tests.engines.ssh.sshfleet import SshFleet, free_port
+from tests.engines.ssh.worker import eventually
 
 
 @pytest.fixture
@@ -139,3 +149,158 @@ def test_a_python_2(local: Host, tmp_path: Path) -> None:
     python.chmod(0o755)
     with pytest.raises(FleetError, match=r"Python 2\.7.*Python 3\.8 or newer"):
         HostSession(connect(dataclasses.replace(local, python=str(python)))).do(op("hello"))
+
+
+# ---- ssh's own reason
+
+
+@pytest.fixture
+def server(sshd: SshFleet) -> Iterator[Callable[[str], Host]]:
+    """The last sshd with further lines in its configuration."""
+    machine = sshd.hosts[3]
+
+    def make(config: str) -> Host:
+        machine.config = config
+        sshd.restart(machine)
+        return sshd.host(3, timeouts=Timeouts(connect=15, channel=15, command=15))
+
+    yield make
+    machine.config = ""
+    sshd.restart(machine)
+
+
+def told(host: Host, kind: type[FleetError] = UnreachableError) -> str:
+    transport = connect(host)
+    with pytest.raises(kind) as raised:
+        run(transport, ["true"])
+    transport.close()
+    assert raised.value.host == host.name and "the network" not in raised.value.hint
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "theirs", "setting"),
+    [
+        ("Ciphers chacha20-poly1305@openssh.com\n", "no cipher in common: it has chacha20", "Ciphers"),
+        (
+            "KexAlgorithms sntrup761x25519-sha512@openssh.com\n",
+            "no key exchange in common: it has sntrup",
+            "KexAlgorithms",
+        ),
+        ("MACs umac-64-etm@openssh.com\n", "no MAC in common: it has umac-64", "MACs"),
+    ],
+)
+def test_algorithms_both_do_not_share_are_listed(
+    server: Callable[[str], Host], config: str, theirs: str, setting: str
+) -> None:
+    text = told(server(config))
+    assert theirs in text and f"Allow one of these in {setting} of sshd_config" in text and "here there are" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("PubkeyAuthentication no\nPasswordAuthentication yes\n", "takes no keys, only .*PubkeyAuthentication yes"),
+        ("DenyUsers *\n", "refuses the login: .*: refused"),
+        ("AuthenticationMethods publickey,publickey\n", "wants publickey besides.*second factor"),
+        ("MaxAuthTries 0\n", "hung up: .*Too many authentication failures"),
+    ],
+)
+def test_a_login_that_is_refused_says_what_was_tried(server: Callable[[str], Host], config: str, says: str) -> None:
+    assert re.search(says, told(server(config), LoginError))
+
+
+def test_a_host_that_takes_no_sessions(server: Callable[[str], Host]) -> None:
+    assert "MaxSessions" in told(server("MaxSessions 0\n"))
+
+
+def test_a_bastion_that_does_not_forward_and_one_that_cannot_reach_the_host(
+    sshd: SshFleet, server: Callable[[str], Host], remote: Host
+) -> None:
+    bastion = server("AllowTcpForwarding no\n")
+    ssh = dataclasses.replace(remote.ssh, gateway=f"{remote.ssh.user}@{bastion.address}:{bastion.ssh.port}")
+    assert "AllowTcpForwarding yes" in told(dataclasses.replace(remote, ssh=ssh))
+    server("")
+    nobody = dataclasses.replace(remote, address="127.0.0.1", ssh=dataclasses.replace(ssh, port=free_port()))
+    assert "From the bastion the host is not to be reached" in told(nobody)
+
+
+def test_an_sshd_that_takes_no_more_logins_at_once(sshd: SshFleet, server: Callable[[str], Host]) -> None:
+    sshd.hosts[3].config = "MaxStartups 1:100:1\n"
+    sshd.restart(sshd.hosts[3])
+    host = sshd.host(3, timeouts=Timeouts(connect=15))
+    with contextlib.ExitStack() as held:
+
+        def first_login() -> bool:
+            """The one that may be under way: there is none before the connection that looked for the server is over."""
+            first = held.enter_context(socket.create_connection((host.address, host.ssh.port), 15))
+            return first.recv(3) == b"SSH"
+
+        eventually(first_login)
+        text = told(host)
+    assert "MaxStartups" in text and "at_once" in text
+    server("")
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not ssh: it says 'HTTP/1.1 400 Bad Request.*Is the port right"),
+        (b"", "hung up without a word.*see sshd's log there"),
+        (b"Not allowed at this time\r\n", "hung up, saying 'Not allowed at this time'.*PerSourcePenalties"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "hung up without a word"),
+    ],
+)
+def test_what_answers_is_told(remote: Host, says: bytes, expected: str) -> None:
+    """A server that says this and hangs up, as real ones do that are no sshd, or full."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = server.accept()
+                    with peer:
+                        peer.sendall(says)
+                        peer.shutdown(socket.SHUT_WR)
+                        while peer.recv(4096):
+                            pass
+
+        threading.Thread(target=answer, daemon=True).start()
+        ssh = dataclasses.replace(remote.ssh, port=server.getsockname()[1])
+        host = dataclasses.replace(remote, address="127.0.0.1", ssh=ssh, timeouts=Timeouts(connect=10))
+        assert re.search(expected, told(host))
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENETUNREACH, "no way to it from here"),
+        (errno.EHOSTUNREACH, "no way to it from here"),
+        (errno.ECONNREFUSED, "Is sshd running"),
+        (errno.EMFILE, "This machine has too many open files"),
+        (errno.EADDRNOTAVAIL, "BindAddress"),
+        (errno.EPERM, "This machine forbids it"),
+    ],
+)
+def test_an_errno_of_this_machine_has_its_cure(number: int, cure: str) -> None:
+    fault = not_connected(Host("h", "h", "/h"), "me@h:22", OSError(number, os.strerror(number)), None, "")
+    assert cure in fault.hint and os.strerror(number) in fault.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_a_limit_on_open_files_of_this_machine(remote: Host) -> None:
+    """For real: a toolkit that may open no further file."""
+    program = (
+        "import pickle, resource, sys\n"
+        "from phases.engines.ssh.transport import connect\n"
+        "from phases.engines.ssh.stream import run\n"
+        "host = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "transport = connect(host)\n"
+        "run(transport, ['true']); transport.close()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try: run(transport, ['true'])\n"
+        "except Exception as fault: print(type(fault).__name__, fault)\n"
+    )
+    argv = [sys.executable, "-c", program, pickle.dumps(remote).hex()]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "too many open files" in shown.lower() and "ulimit -n" in shown, shown

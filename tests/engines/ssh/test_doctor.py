@@ -153,7 +153,7 @@ def settings_for(fleet: SshFleet, tmp_path: Path, numbers: list[int]) -> FleetSe
 def test_a_real_fleet_with_one_host_of_each_fault(sshd: SshFleet, tmp_path: Path) -> None:
     settings = settings_for(sshd, tmp_path, [0, 1, 2, 3])
     empty = tmp_path / "empty"
-    empty.touch()
+    empty.write_text("# nobody's key\nhalf a line\n")
     broken = {
         1: dataclasses.replace(settings.hosts[1], ssh=dataclasses.replace(settings.hosts[1].ssh, known_hosts=(empty,))),
         2: dataclasses.replace(
@@ -171,6 +171,8 @@ def test_a_real_fleet_with_one_host_of_each_fault(sshd: SshFleet, tmp_path: Path
     assert "`python`" in by_host["w3"]["reachability"].cure
     assert "reachability" not in by_host["w0"] and "host key" not in by_host["w0"]
     assert all(finding.cure for finding in found if finding.health is not Health.OK)
+    (lines,) = (finding for finding in found if finding.name == "known_hosts")
+    assert f"{empty}: line 2 (" in lines.found and (lines.health, lines.host) == (Health.WARNING, "local")
 
 
 def test_a_host_whose_clock_is_wrong(remote: Host) -> None:

@@ -26,7 +26,8 @@ def test_every_host_has_its_own_result_in_the_given_order() -> None:
     assert list(results) == [host.name for host in HOSTS]
     assert results["h0"].value == "/nowhere/0"
     assert [r.host.name for r in results.bad] == ["h3", "h5"]
-    assert isinstance(results["h5"].error, KeyError)
+    assert isinstance(results["h5"].error, FleetError) and isinstance(results["h5"].error.__cause__, KeyError)
+    assert "fleet on h5: KeyError: 'a bug' (test_fanout.py:" in results["h5"].reason
     with pytest.raises(
         FanOutError, match=r"2 of 12 hosts did not succeed:\n  h3: failed: fleet on h3: no space.\n  h5"
     ):

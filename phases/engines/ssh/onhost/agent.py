@@ -107,7 +107,7 @@ class Agent:
         uname = os.uname()
         release = {}
         try:
-            with open("/etc/os-release") as file:
+            with open("/etc/os-release", encoding="utf-8", errors="replace") as file:
                 release = dict(line.rstrip().split("=", 1) for line in file if "=" in line)
         except OSError:
             pass
@@ -233,7 +233,7 @@ def _kills_user_processes():
     found = False
     for path in ("/etc/systemd/logind.conf", *sorted(_listed("/etc/systemd/logind.conf.d"))):
         try:
-            with open(path) as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 for line in file:
                     name, _, value = line.strip().partition("=")
                     if name.strip() == "KillUserProcesses":
