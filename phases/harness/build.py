@@ -9,7 +9,7 @@ from typing import Any
 
 from phases.base.errors import BuildError, KernelContractError
 from phases.base.results import BuildRecord
-from phases.harness import process
+from phases.harness import process, toolchain
 from phases.harness.contract import Kernel, Progress, silent, to_json
 
 SILENCE_SECONDS = 1800.0  # one compiler invocation may print nothing for this long
@@ -17,6 +17,8 @@ SILENCE_SECONDS = 1800.0  # one compiler invocation may print nothing for this l
 
 def build(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Progress = silent) -> tuple[BuildRecord, ...]:
     """Build the kernel for `archs`, reusing `cache`; a kernel without build() yields one record of arch `python`.
+
+    Its build() gets the compilers that the toolkit found as $CXX and $NVCC.
 
     Raises:
         BuildError: nothing could be built, with the compiler's or the builder's own words.
@@ -28,7 +30,7 @@ def build(kernel: Kernel, archs: Sequence[str], cache: Path, progress: Progress 
         progress(message["text"]) if message["type"] == "progress" else answers.append(message)
 
     job = {"op": "build", "kernel": to_json(kernel), "archs": list(archs), "cache": str(cache)}
-    death = process.run(job, listen, silence=SILENCE_SECONDS)
+    death = process.run(job, listen, silence=SILENCE_SECONDS, environment=toolchain.environment())
     if death:
         raise BuildError(
             f"the build of {kernel.name} {death.reason}.", hint="Run it again; a killed build leaves nothing behind."

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,13 @@ class WorkerError(PhaseError):
     stage = "kernel worker"
 
 
-def run(job: Message, on_message: Callable[[Message], None], *, silence: float = SILENCE_SECONDS) -> Death | None:
+def run(
+    job: Message,
+    on_message: Callable[[Message], None],
+    *,
+    silence: float = SILENCE_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> Death | None:
     """Run one job in a fresh worker and hand over its messages as they come.
 
     Args:
@@ -62,6 +68,7 @@ def run(job: Message, on_message: Callable[[Message], None], *, silence: float =
         on_message: called in this process for every message but `error` and `done`.
         silence: seconds inside one run of a variant without any sign of life after which the worker is killed; outside
             a variant (importing, references) it has SILENCE_SECONDS at least.
+        environment: variables the worker gets beside this process's own.
 
     Returns:
         None when the job was done, else how the worker died.
@@ -72,7 +79,7 @@ def run(job: Message, on_message: Callable[[Message], None], *, silence: float =
         MissingExtra: this installation has no torch.
     """
     Extra.BENCH.require("Running a kernel")
-    worker = _Worker(job)
+    worker = _Worker(job, environment or {})
     try:
         return worker.listen(on_message, silence)
     finally:
@@ -82,7 +89,7 @@ def run(job: Message, on_message: Callable[[Message], None], *, silence: float =
 class _Worker:
     """One worker process: its pipe, its pulse, and the tail of what it printed."""
 
-    def __init__(self, job: Message) -> None:
+    def __init__(self, job: Message, environment: Mapping[str, str]) -> None:
         pulse_fd = os.memfd_create("pulse")
         os.ftruncate(pulse_fd, PULSE.size)
         self.pulse = mmap.mmap(pulse_fd, PULSE.size)
@@ -96,7 +103,7 @@ class _Worker:
             stderr=subprocess.STDOUT,
             pass_fds=(writing, pulse_fd),
             start_new_session=True,
-            env=_environment(),
+            env={**_environment(), **environment},
         )
         os.close(writing)
         os.close(pulse_fd)

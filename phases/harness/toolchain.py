@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -36,9 +37,9 @@ class Nvcc(Compiler):
 
 
 def find_cxx() -> Compiler:
-    """The C++ compiler: $CXX, else c++, g++ or clang++. Raises BuildError when there is none that works."""
+    """The C++ compiler: $CXX, else g++, c++ or clang++. Raises BuildError when there is none that works."""
     wanted = os.environ.get("CXX")
-    path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     if path is None:
         missing = (
             f"the C++ compiler {wanted!r} that CXX names does not exist." if wanted else "there is no C++ compiler."
@@ -109,6 +110,15 @@ def require(archs: Sequence[str]) -> dict[str, str]:
                 hint="Use a newer (or, for old GPUs, older) CUDA toolkit through NVCC, or take the architecture out.",
             )
     return facts
+
+
+def environment() -> dict[str, str]:
+    """CXX and NVCC for a kernel's build, so that what builds is what was asked and recorded; without those that are not here."""
+    found = {}
+    for variable, find in (("CXX", find_cxx), ("NVCC", find_nvcc)):
+        with contextlib.suppress(BuildError):
+            found[variable] = find().path
+    return found
 
 
 def buildable(archs: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -185,8 +185,8 @@ def test_missing_compilers(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(KernelBuildError, match="CXX is set to 'no-such-compiler'"):
         toolchain.cxx()
-    monkeypatch.setenv("VERIFY_ATTN_NVCC", "/nowhere/nvcc")
-    with pytest.raises(KernelBuildError, match="VERIFY_ATTN_NVCC is '/nowhere/nvcc', which is not executable"):
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    with pytest.raises(KernelBuildError, match="NVCC is '/nowhere/nvcc', which is not executable"):
         toolchain.nvcc()
 
 
@@ -198,11 +198,11 @@ def _fake_nvcc(tmp_path: Path, version: str, archs: str) -> str:
 
 
 def test_wrong_or_old_nvcc(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERIFY_ATTN_NVCC", _fake_nvcc(tmp_path, "I am a teapot", ""))
-    with pytest.raises(KernelBuildError, match="does not read like nvcc .'I am a teapot'.; set VERIFY_ATTN_NVCC"):
+    monkeypatch.setenv("NVCC", _fake_nvcc(tmp_path, "I am a teapot", ""))
+    with pytest.raises(KernelBuildError, match="does not read like nvcc .'I am a teapot'.; set NVCC"):
         toolchain.nvcc()
     old = _fake_nvcc(tmp_path, "Cuda compilation tools, release 11.8, V11.8.89", "compute_80\\ncompute_90\\n")
-    monkeypatch.setenv("VERIFY_ATTN_NVCC", old)
+    monkeypatch.setenv("NVCC", old)
     compiler = toolchain.nvcc()
     toolchain.check_archs(compiler, ["sm_80", "sm_90", "sm_90a"])
     with pytest.raises(KernelBuildError, match="release 11.8.* cannot build for sm_120, sm_103a; it knows sm_80, sm_90[.] Use a toolkit"):

@@ -89,13 +89,13 @@ def test_an_object_without_the_architecture_is_refused(tmp_path):
 
 
 def test_contract_builds_what_the_host_can_and_says_why_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERIFY_ATTN_NVCC", "/nowhere/nvcc")
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     said: list[str] = []
     records = contract.build(["x86-64-v3", "sm_90"], tmp_path, said.append)
     cpu = [r for r in records if r["variant"] == "cpu"]
     cuda = [r for r in records if r["variant"] != "cpu"]
     assert [r["ok"] for r in cpu] == [True] and (tmp_path / cpu[0]["artifact"]).is_file() and any("compiling cpu" in s for s in said)
-    assert cuda and all(not r["ok"] and "VERIFY_ATTN_NVCC" in r["reason"] and r["arch"] == "sm_90" for r in cuda)
+    assert cuda and all(not r["ok"] and "NVCC" in r["reason"] and r["arch"] == "sm_90" for r in cuda)
     with pytest.raises(KernelBuildError, match="no kernel for sm_70; it has kernels for .*sm_90a"):
         contract.build(["sm_70"], tmp_path, said.append)
     with pytest.raises(KernelBuildError, match="no architecture given"):

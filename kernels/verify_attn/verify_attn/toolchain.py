@@ -52,19 +52,19 @@ def cxx() -> Compiler:
 
 
 def nvcc() -> Compiler:
-    """nvcc: $VERIFY_ATTN_NVCC, $CUDA_HOME/bin, PATH, /usr/local/cuda/bin, in this order.
+    """nvcc: $NVCC, else nvcc on PATH, in $CUDA_HOME/bin, $CUDA_PATH/bin, /usr/local/cuda/bin or /opt/cuda/bin, in this order.
 
     Raises:
         KernelBuildError: when there is none or it cannot be run.
     """
-    wanted = os.environ.get("VERIFY_ATTN_NVCC")
+    wanted = os.environ.get("NVCC")
     if wanted and not shutil.which(wanted):
-        raise KernelBuildError(f"VERIFY_ATTN_NVCC is {wanted!r}, which is not executable; correct or unset it")
-    home = os.environ.get("CUDA_HOME")
-    candidates = [wanted, home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"]
+        raise KernelBuildError(f"NVCC is {wanted!r}, which is not executable; correct or unset it")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    candidates = [wanted, "nvcc", home and f"{home}/bin/nvcc", "/usr/local/cuda/bin/nvcc", "/opt/cuda/bin/nvcc"]
     for path in filter(None, (shutil.which(c) for c in candidates if c)):
         return _described("nvcc", path, ("--version",))
-    raise KernelBuildError("no nvcc found; install the CUDA toolkit (13.0 is tested), or set CUDA_HOME or VERIFY_ATTN_NVCC")
+    raise KernelBuildError("no nvcc found; install the CUDA toolkit (13.0 is tested), or set CUDA_HOME or NVCC")
 
 
 def check_archs(compiler: Compiler, archs: list[str]) -> None:
@@ -109,7 +109,7 @@ def _describe(kind: str, path: str, stamp: tuple, questions: tuple) -> Compiler:
     version = next((line for line in lines if "release" in line), lines[0] if lines else path)
     if kind == "nvcc":
         if "release" not in version:
-            raise KernelBuildError(f"{path} --version does not read like nvcc ({version!r}); set VERIFY_ATTN_NVCC to the right one")
+            raise KernelBuildError(f"{path} --version does not read like nvcc ({version!r}); set NVCC to the right one")
         answers.append(cxx().identity)  # nvcc's host compiler
     digest = hashlib.sha256("\0".join([kind, str(Path(path).resolve()), *answers]).encode()).hexdigest()
     return Compiler(kind, path, version, digest)
