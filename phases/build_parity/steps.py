@@ -6,15 +6,20 @@ import dataclasses
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from phases.base.errors import BuildError
 from phases.base.extras import Extra
 from phases.base.files import write_json
-from phases.base.results import BuildRecord, ParityRecord, Results
+from phases.base.results import BenchmarkRecord, BuildRecord, Case, ParityRecord, Results
+from phases.gate.gate import judge
+from phases.gate.kernel_rules import undecided
+from phases.gate.outcome import RuleOutcome
 from phases.harness import contract, toolchain
 from phases.harness import device as kernel_device
+from phases.harness.load import LOOK_SECONDS, SPREAD, Meter, spread
 from phases.ledger.checkpoint import RESULTS
 from phases.playbook.schema import BuildParitySettings, CaseSelection, TimedSelection
 from phases.run.closing import ledger_of
@@ -126,7 +131,21 @@ def measure_ceilings(run: PhaseRun) -> Step:
         if why := _cannot_pass(run, context):
             context.progress(f"not measured: {why}")
             return {"facts": {"not_measured": why}}
-        return {"ceilings": ceilings.measure(context.facts[LOOK]["device"], progress=context.progress)}
+        meter = Meter()
+        context.clock.sleep(LOOK_SECONDS)
+        seen = meter.read()
+        measured = ceilings.measure(context.facts[LOOK]["device"], progress=context.progress)
+        apart = spread(measured)
+        context.progress(
+            f"this machine: {seen}" + ("" if apart is None else f"; samples of a ceiling {apart:.0%} apart")
+        )
+        spread_by = [f"samples of a ceiling lay {apart:.0%} apart"] if apart is not None and apart >= SPREAD else []
+        if spoils := [*seen.spoils(), *spread_by]:
+            context.progress(f"BUSY: {' and '.join(spoils)}: timings will be spread, and may have to be taken again")
+        return {
+            "ceilings": measured,
+            "facts": {"ceilings_load": {**seen.to_json(), "spread": apart, "spoils": spread_by}},
+        }
 
     return run.results_step(CEILINGS, "this device's own read, gather and arithmetic rates", measure)
 
@@ -144,21 +163,64 @@ def benchmark(run: PhaseRun) -> Step:
             context.progress(f"not timed: {why}")
             return {}
         so_far = run.gathered(context)
-        records = kernel_benchmark.measure(
-            run.kernel,
-            context.facts[LOOK]["device"],
-            so_far.ceilings,
-            so_far.parity,
-            selection.variants or None,
-            selection.cases or None,
-            context.progress,
-            effort=kernel_benchmark.Effort(**chosen),
-        )
+
+        def measure(variants: Sequence[str] | None, cases: Sequence[Case | str] | None) -> tuple[BenchmarkRecord, ...]:
+            return kernel_benchmark.measure(
+                run.kernel,
+                context.facts[LOOK]["device"],
+                so_far.ceilings,
+                so_far.parity,
+                variants,
+                cases,
+                context.progress,
+                effort=kernel_benchmark.Effort(**chosen),
+            )
+
+        meter, most = Meter(), 1 + selection.retries
+        records = measure(selection.variants or None, selection.cases or None)
         context.progress(f"{sum(bool(record.samples) for record in records)} of {len(records)} timed")
-        return {"benchmark": records}
+        taken = 1
+        while taken < most and (open_ := _undecided(run, so_far, records, taken, most)):
+            names, variants, keys = open_
+            taken += 1
+            busy = "".join(f", {clause}" for clause in meter.read().spoils())
+            context.progress(
+                f"undecided: {', '.join(names)}{busy}; {len(keys)} cases are timed again ({taken} of {most})"
+            )
+            again = [case for case in dict.fromkeys(record.case.key for record in records) if case in keys]
+            records = kernel_benchmark.merged(records, measure(sorted(variants), again))
+        seen = meter.read()
+        context.progress(f"this machine meanwhile: {seen}")
+        load = {**seen.to_json(), "spoils": list(seen.spoils())}
+        return {"benchmark": records, "facts": {"benchmark_load": load, "looks": {"taken": taken, "most": most}}}
 
     return run.results_step(
         BENCHMARK, f"time {_words(selection, 'benchmark')}; parity again after timing", time, detail=selection.cases
+    )
+
+
+def _undecided(
+    run: PhaseRun, so_far: Results, records: tuple[BenchmarkRecord, ...], taken: int, most: int
+) -> tuple[list[str], set[str], set[str]] | None:
+    """(rules, variants, keys of cases) that more samples might decide; None when every rule can tell after `taken` looks."""
+
+    def judged(looks: int) -> list[RuleOutcome]:
+        facts = {**so_far.facts, "looks": {"taken": looks, "most": most}}
+        results = dataclasses.replace(so_far, benchmark=records, facts=facts)
+        return [
+            outcome for outcome in judge(run.section.name, run.section.rules, results).rules if undecided(outcome)[1]
+        ]
+
+    if not judged(taken):
+        return None
+    open_ = judged(
+        taken + 1
+    )  # by the narrower error of the next look, which may leave a case open that this one had decided
+    parts = [undecided(outcome) for outcome in open_]
+    return (
+        [outcome.label for outcome in open_],
+        set().union(*(variants for variants, _ in parts)),
+        set().union(*(keys for _, keys in parts)),
     )
 
 

@@ -208,7 +208,14 @@ def _standing_code(playbook: Playbook, section: PhaseSection) -> tuple[Exit, boo
 
 
 def _run_one(
-    playbook: Playbook, section: PhaseSection, resume: bool, yes: bool, as_json: bool, **said_at_start: bool
+    playbook: Playbook,
+    section: PhaseSection,
+    resume: bool,
+    yes: bool,
+    as_json: bool,
+    *,
+    allow_dirty: bool,
+    keep_going: bool,
 ) -> Any:
     from phases.cli.watchers import watcher
     from phases.harness import contract
@@ -230,7 +237,14 @@ def _run_one(
         )
         try:
             return session.run_phase(
-                playbook, section, resume=resume, clock=SystemClock(), watcher=watching, notice=note, **said_at_start
+                playbook,
+                section,
+                resume=resume,
+                clock=SystemClock(),
+                watcher=watching,
+                notice=note,
+                allow_dirty=allow_dirty,
+                keep_going=keep_going,
             )
         finally:
             keep_written(playbook, SystemClock(), note)

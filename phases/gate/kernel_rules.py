@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -135,7 +135,7 @@ class SpeedupRule:
         records = _matching(results.benchmark, self.cases)
         baseline = {r.case.key: r for r in records if r.variant == self.baseline}
         candidate = {r.case.key: r for r in records if r.variant == self.candidate}
-        detail: dict[str, Any] = {"baseline": self.baseline, "candidate": self.candidate}
+        detail: dict[str, Any] = {"baseline": self.baseline, "candidate": self.candidate, "on": self.on}
         detail["skipped"] = [
             f"{r.variant} {r.case.key}: {r.refused}" for r in (*baseline.values(), *candidate.values()) if r.refused
         ]
@@ -153,9 +153,9 @@ class SpeedupRule:
             return absent(
                 Quantity("speedup", _NOTHING, fewest, "x", "benchmark", detail), self.absent, why, floor=self.at_least
             )
-        level = _level(self.confidence, self.on, len(pairs))
+        level = _level(self.confidence, self.on, len(pairs), results)
         intervals = {k: ratio_interval(b, c, level) for k, (b, c) in pairs.items()}
-        return _judge_cases("speedup", intervals, self.on, self.at_least, fewest, "x", detail)
+        return _judge_cases("speedup", intervals, self.on, self.at_least, fewest, "x", detail, results)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class BandwidthFractionRule:
     def judge(self, results: Results) -> RuleOutcome:
         rule = "bandwidth_fraction"
         records = [r for r in _matching(results.benchmark, self.cases) if r.variant == self.variant]
-        detail: dict[str, Any] = {"variant": self.variant, "of": self.of}
+        detail: dict[str, Any] = {"variant": self.variant, "of": self.of, "on": self.on}
         dishonest = _untrusted(records)
         if dishonest:
             return _no_honest_timing(rule, dishonest, self.at_least, detail)
@@ -190,9 +190,9 @@ class BandwidthFractionRule:
                 why,
                 floor=self.at_least,
             )
-        level = _level(self.confidence, self.on, len(usable))
+        level = _level(self.confidence, self.on, len(usable), results)
         intervals = {k: self._interval(r, level) for k, r in usable.items()}
-        return _judge_cases(rule, intervals, self.on, self.at_least, fewest, f"of {self.of}", detail)
+        return _judge_cases(rule, intervals, self.on, self.at_least, fewest, f"of {self.of}", detail, results)
 
     def _fraction(self, record: BenchmarkRecord) -> float | None:
         if self.of == "bandwidth":
@@ -280,13 +280,23 @@ def _no_honest_timing(rule: str, problems: list[str], threshold: float, detail: 
     )
 
 
-def _level(confidence: float, on: str, cases: int) -> float:
-    """Confidence of one case: for a median over cases the error is divided among them (Bonferroni)."""
-    return 1 - (1 - confidence) / cases if on == "median" else confidence
+def _level(confidence: float, on: str, cases: int, results: Results) -> float:
+    """Confidence of one case. For a median over cases the error is divided among them (Bonferroni). Where timings may be looked at
+    several times, and are taken again while no verdict is reached, each look spends half of the error that is left, the last one all."""
+    looks = looks_of(results)
+    error = (1 - confidence) / 2 ** min(looks.taken, looks.most - 1)
+    return 1 - (error / cases if on == "median" else error)
 
 
 def _judge_cases(
-    rule: str, intervals: dict[str, Interval], on: str, threshold: float, n: int, unit: str, detail: dict[str, Any]
+    rule: str,
+    intervals: dict[str, Interval],
+    on: str,
+    threshold: float,
+    n: int,
+    unit: str,
+    detail: dict[str, Any],
+    results: Results,
 ) -> RuleOutcome:
     """Judge the worst case or the median over cases.
 
@@ -300,5 +310,39 @@ def _judge_cases(
         where = "median"
         judged = Interval(*(statistics.median(getattr(p, side) for p in parts) for side in ("estimate", "low", "high")))
     cases = {key: [p.estimate, p.low, p.high if math.isfinite(p.high) else None] for key, p in intervals.items()}
-    source = f"benchmark: {where} of {len(intervals)} cases"
-    return at_least(Quantity(rule, judged, n, unit, source, {**detail, "cases": cases}), threshold)
+    looks = looks_of(results)
+    source = f"benchmark: {where} of {len(intervals)} cases" + (
+        f", timed {looks.taken} times" if looks.taken > 1 else ""
+    )
+    outcome = at_least(Quantity(rule, judged, n, unit, source, {**detail, "cases": cases}), threshold)
+    busy = [
+        clause
+        for name in ("benchmark_load", "ceilings_load")
+        for clause in results.facts.get(name, {}).get("spoils", [])
+    ]
+    if outcome.verdict.advances or not busy:
+        return outcome
+    return replace(outcome, reason=f"{outcome.reason}, while {' and '.join(busy)}")
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How often timings were judged, and how often they might have been: a fact of the results."""
+
+    taken: int = 1
+    most: int = 1
+
+
+def looks_of(results: Results) -> Looks:
+    return Looks(**results.facts["looks"]) if "looks" in results.facts else Looks()
+
+
+def undecided(outcome: RuleOutcome) -> tuple[set[str], set[str]]:
+    """(variants, keys of cases) whose intervals include the threshold of a rule that could not tell: more samples might decide it."""
+    cases, threshold = outcome.detail.get("cases"), outcome.threshold
+    if outcome.verdict is not Verdict.INCONCLUSIVE or not cases or threshold is None:
+        return set(), set()
+    variants = {outcome.detail[name] for name in ("baseline", "candidate", "variant") if name in outcome.detail}
+    return variants, {
+        key for key, (_, low, high) in cases.items() if low < threshold and (high is None or high >= threshold)
+    }

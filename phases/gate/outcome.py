@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from phases.base.verdict import Verdict, worst
+
+
+def label_of(kind: str, said: Mapping[str, Any]) -> str:
+    """What people call a rule, by its parameters or by what its outcome says of them: `speedup cpu / torch_gemm`, or the metric
+    where a kind judges any."""
+    if metric := said.get("metric"):
+        return str(metric)
+    whom = said.get("candidate") or said.get("variant")
+    against = f" / {said['baseline']}" if said.get("baseline") else ""
+    return f"{kind} {whom}{against}{', median of cases' if said.get('on') == 'median' else ''}" if whom else kind
 
 
 @dataclass(frozen=True)
@@ -27,8 +38,8 @@ class RuleOutcome:
 
     @property
     def label(self) -> str:
-        """What people call it: the metric where the rule's kind judges any, else its kind."""
-        return str(self.detail.get("metric") or self.rule)
+        """What people call it: by what it compares."""
+        return label_of(self.rule, self.detail)
 
 
 @dataclass(frozen=True)

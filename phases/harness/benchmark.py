@@ -232,6 +232,31 @@ class _Run:
         )
 
 
+def merged(records: Sequence[BenchmarkRecord], again: Sequence[BenchmarkRecord]) -> tuple[BenchmarkRecord, ...]:
+    """The records with the samples of a later run added. A later one without samples stands for both: what lost its right to a number
+    once has none."""
+    later = {(record.case.key, record.variant): record for record in again}
+    return tuple(_with_more(record, later.get((record.case.key, record.variant))) for record in records)
+
+
+def _with_more(record: BenchmarkRecord, later: BenchmarkRecord | None) -> BenchmarkRecord:
+    if later is None or not record.samples:
+        return record
+    if not later.samples:
+        return later
+    both = dataclasses.replace(
+        later,
+        samples=(*record.samples, *later.samples),
+        detail={**later.detail, "runs": [*record.detail.get("runs", [len(record.samples)]), len(later.samples)]},
+    )
+    slower = (later.median or 1.0) / (both.median or 1.0)
+    return dataclasses.replace(
+        both,
+        bandwidth_fraction=later.bandwidth_fraction and later.bandwidth_fraction * slower,
+        compute_fraction=later.compute_fraction and later.compute_fraction * slower,
+    )
+
+
 def audit(samples: Sequence[float], windows: Sequence[tuple[float, int]]) -> str:
     """Compare the worker's samples (seconds a call) with windows (seconds, calls) timed here; the reason of distrust, or empty."""
     if not samples or not windows:

@@ -12,6 +12,7 @@ from phases.base.results import Ceiling
 
 # From here on timings of one thing differ by as much as kernels do.
 OTHERS, STOLEN, SPREAD, WAITING = 0.15, 0.05, 0.15, 0.5
+LOOK_SECONDS = 1.0  # how long a machine is looked at before something is timed on it
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ class Load:
         if self.others is None or self.stolen is None:
             busy = self.average > WAITING * self.cores
             return (f"the load is {self.average:.1f} on {self.cores} cores",) if busy else ()
-        told = ((self.others >= OTHERS, f"others use {self.others:.0%} of this machine's cores"),)
-        told += ((self.stolen >= STOLEN, f"the hypervisor takes {self.stolen:.0%} of them"),)
+        told = (
+            (self.others >= OTHERS, f"others use {self.others:.0%} of this machine's cores"),
+            (self.stolen >= STOLEN, f"the hypervisor takes {self.stolen:.0%} of them"),
+        )
         return tuple(clause for is_so, clause in told if is_so)
 
     def to_json(self) -> dict[str, Any]:

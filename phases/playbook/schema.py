@@ -73,6 +73,12 @@ class TimedSelection(CaseSelection):
         None, help="time spent sampling a case and variant, unless min_samples needs more", above=0, duration=True
     )
 
+    retries: int = setting(
+        2,
+        help="times more that cases are timed which leave a rule of the gate undecided, before that is its verdict",
+        at_least=0,
+    )
+
     def check(self, node: Node, mistakes: Mistakes) -> None:
         if self.min_samples and self.max_samples and self.min_samples > self.max_samples:
             mistakes.add(

@@ -134,11 +134,10 @@ def _bound(rule: RuleOutcome) -> str:
 
 
 def _by_name(rules: Iterable[RuleOutcome]) -> dict[str, RuleOutcome]:
-    """Rules by what people call them and whom they judge; a second one of the same name is numbered."""
+    """Rules by what people call them; a second one of the same name is numbered."""
     found: dict[str, RuleOutcome] = {}
     for rule in rules:
-        whom = rule.detail.get("candidate") or rule.detail.get("variant")
-        name = base = f"{rule.label} {whom}" if whom else rule.label
+        name = base = rule.label
         number = 2
         while name in found:
             name, number = f"{base} #{number}", number + 1

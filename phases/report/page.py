@@ -103,7 +103,7 @@ def _rules(view: ReportView) -> str:
     ordered = sorted(view.gate.rules, key=lambda rule: -severity(rule.verdict))
     rows = [
         (
-            _name(r),
+            r.label,
             r.verdict.value,
             f"{number(r.estimate)} {r.unit}".strip(),
             interval(r.low, r.high),
@@ -118,21 +118,10 @@ def _rules(view: ReportView) -> str:
     return section("rules", "Rules", overview + "".join(map(_rule, ordered)))
 
 
-def _name(rule: RuleOutcome) -> str:
-    if rule.label != rule.rule:
-        return rule.label
-    who = rule.detail.get("candidate") or rule.detail.get("variant")
-    return (
-        f"{rule.rule}: {who}" + (f" against {rule.detail['baseline']}" if rule.detail.get("baseline") else "")
-        if who
-        else rule.rule
-    )
-
-
 def _rule(rule: RuleOutcome) -> str:
     strip = ""
     if rule.estimate is not None:
-        label = f"{_name(rule)}: estimate {number(rule.estimate)}, interval {interval(rule.low, rule.high)}, threshold {number(rule.threshold)} {rule.unit}".strip()
+        label = f"{rule.label}: estimate {number(rule.estimate)}, interval {interval(rule.low, rule.high)}, threshold {number(rule.threshold)} {rule.unit}".strip()
         strip = charts.interval_strip(Point(rule.estimate, rule.low, rule.high), rule.threshold, label)
     facts = [
         ("estimate", f"{number(rule.estimate)} {rule.unit}".strip()),
@@ -143,7 +132,7 @@ def _rule(rule: RuleOutcome) -> str:
     ]
     failed = "".join(f"<li><code>{text(line)}</code></li>" for line in rule.detail.get("failed", []))
     return (
-        f'<article class="rule"><h3>{text(_name(rule))} <span class="badge {rule.verdict.value}">{rule.verdict.value}</span></h3>'
+        f'<article class="rule"><h3>{text(rule.label)} <span class="badge {rule.verdict.value}">{rule.verdict.value}</span></h3>'
         f"<p>{text(rule.reason)}</p>{strip}{definitions(facts, 'facts')}{f'<ul>{failed}</ul>' if failed else ''}</article>"
     )
 

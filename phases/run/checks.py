@@ -17,13 +17,11 @@ from phases.base.extras import Extra
 from phases.base.findings import Check, Finding, Health
 from phases.harness import device, toolchain
 from phases.harness.facts import cpu_name
-from phases.harness.load import Meter
+from phases.harness.load import LOOK_SECONDS, Meter
 from phases.ledger import repository as source
 from phases.ledger.git import Git, GitFailed
 from phases.playbook.schema import Device, Playbook
 from phases.run.closing import ledger_of
-
-LOOK_SECONDS = 1.0  # how long the load is looked at
 
 
 def local_checks(playbook: Playbook | None, directory: Path) -> list[tuple[str, Check]]:
