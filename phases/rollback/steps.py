@@ -197,7 +197,8 @@ def _roll_back(
     failed = _restore(production, states, moved, target, timeline)
     if failed:
         failed = _once_more(production, failed, target, timeline)
-    left = {**failed, **_not_restored(production, target)}
+    observed = _not_restored(production, target)
+    left = {name: "; ".join(filter(None, (failed.get(name), observed.get(name)))) for name in (*failed, *observed)}
     if not left and target:
         left = _record_as_good(production, target)
     if not left:

@@ -171,6 +171,26 @@ def test_a_rollback_is_safe_before_it_restores(small):
     )
 
 
+@pytest.mark.parametrize(
+    "fault", [ValueError("Incorrect padding"), KeyError("port"), UnreachableError("gone", host="w1"), RecursionError()]
+)
+def test_whatever_is_raised_for_one_worker_is_that_workers_failure_and_the_others_go_back(small, fault):
+    """Field failure: one unreadable line of known_hosts ended a rollback half way. Raised here, since no file can raise all of these."""
+    with small.production(floor=0, wait=10) as production:
+        going = production.go_back
+
+        def go_back(host, target=""):
+            if host.name == "w1":
+                raise fault
+            return going(host, target)
+
+        production.go_back = go_back
+        back = roll_back(production, "p99 doubled", detected=production.clock.now())
+    assert not back.verified and back.exit_code == Exit.ROLLBACK_INCOMPLETE
+    assert list(back.left) == ["w1"] and (type(fault).__name__ in back.left["w1"] or "gone" in back.left["w1"])
+    assert small.current("w2") == small.current("w3") == small.old.digest
+
+
 def test_ranks_that_do_not_answer_are_named_and_made_safe_by_a_restart(small):
     stopped = small.rank("w1", 1)
     os.kill(stopped, signal.SIGSTOP)
