@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
 import pytest
 
 from phases.base.errors import FleetError
+from phases.engines.ssh.deploy import push
 from phases.engines.ssh.errors import LoginError
 from phases.engines.ssh.exits import exit_error
 from phases.engines.ssh.host import Host, SshOptions, Timeouts
@@ -26,7 +27,7 @@ from phases.engines.ssh.locks import HostLock
 from phases.engines.ssh.session import HostSession, op
 from phases.engines.ssh.stream import run
 from phases.engines.ssh.transport import connect
-from tests.engines.ssh.conftest import local, remote, sshd  # noqa: F401 - fixtures
+from tests.engines.ssh.conftest import local, remote, service_bundle, sshd  # noqa: F401 - fixtures
 from tests.engines.ssh.sshfleet import SSHD, SshFleet
 
 needs_sshd = pytest.mark.skipif(not SSHD, reason="sshd is not installed (package openssh-server)")
@@ -230,6 +231,9 @@ def test_keys_and_certificates_of_each_kind_from_files_and_from_an_agent(
         (1, "sudo: account validation failure, is your account locked?", "Check `sudo: serving`"),
         (127, "bash: line 1: sudo: command not found", "sudo is not installed"),
         (127, "bash: line 1: /usr/bin/env python3: No such file or directory", "one path, without arguments"),
+        (1, "Password change required but no TTY available.", "chage"),
+        (254, "bash: fork: retry: Resource temporarily unavailable", "ulimit -u"),
+        (127, "python3: error while loading shared libraries: libpython3.11.so.1.0: cannot open", "lacks a library"),
         (137, "Killed", "out of memory"),
         (126, "bash: /opt/python: Permission denied", "noexec"),
     ],
@@ -238,3 +242,71 @@ def test_why_the_agent_did_not_start_is_told_from_its_end(code: int, said: str, 
     python = "/usr/bin/env python3" if "env" in said else "python3"
     fault: FleetError = exit_error(Host("h", "h", "/r", python=python, sudo="serving"), code, said)
     assert cure in fault.hint and said in fault.message and "network" not in fault.hint
+
+
+@pytest.fixture
+def server(sshd: SshFleet, remote: Host) -> Iterator[Callable[[str], Host]]:  # noqa: F811
+    """The first sshd with further lines in its configuration."""
+    machine = sshd.hosts[0]
+
+    def make(config: str) -> Host:
+        machine.config = config
+        sshd.restart(machine)
+        return remote
+
+    yield make
+    machine.config = ""
+    sshd.restart(machine)
+
+
+@needs_sshd
+def test_keys_that_are_exchanged_anew_in_the_middle_of_an_upload(server: Callable[[str], Host]) -> None:
+    with HostSession(connect(server("RekeyLimit 1M\n"))) as session:
+        bundle = service_bundle(12_000_000)
+        assert push(session, HostLock(session, "test"), bundle).sent == bundle.size
+
+
+@needs_sshd
+def test_one_session_a_connection_is_enough(server: Callable[[str], Host]) -> None:
+    host = server("MaxSessions 1\n")
+    with HostSession(connect(host)) as session:
+        HostLock(session, "test").acquire()
+        with session.fresh() as second:  # what a lease's confirmation comes over
+            assert second.do(op("facts"))[0]["python"]
+        assert session.do(op("lock.show"))[0]["purpose"] == "test"
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    "environment",
+    [
+        "PYTHONHOME=/nowhere PYTHONPATH=/nowhere PYTHONINSPECT=1 PYTHONDONTWRITEBYTECODE=x PYTHONIOENCODING=nonsense PYTHONWARNINGS=error",
+        "LC_ALL=no_SUCH.locale LANG=no_SUCH LANGUAGE=de",
+        "LD_PRELOAD=/nowhere/at/all.so",
+        "BASH_ENV=/etc/passwd ENV=/etc/passwd SHELLOPTS=xtrace TMPDIR=/nowhere HOME=/nowhere",
+    ],
+)
+def test_an_environment_that_means_it_badly(server: Callable[[str], Host], environment: str) -> None:
+    with HostSession(connect(server(f"SetEnv {environment}\n"))) as session:
+        assert session.do(op("facts"))[0]["python"]
+        HostLock(session, "test").acquire()
+
+
+@needs_sshd
+def test_files_in_the_directory_one_logs_in_to_are_not_imported(
+    sshd: SshFleet,  # noqa: F811
+    remote: Host,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for name in ("json", "base64", "hashlib", "subprocess", "select", "tty", "audit", "agent"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else is imported')\n")
+    (sshd.home / ".bashrc").write_text(f"cd {tmp_path}\n")
+    try:
+        with HostSession(connect(remote)) as session:
+            where = session.do(op("command", argv=["sh", "-c", "readlink /proc/$PPID/cwd"], timeout=20))[0][
+                "out"
+            ].strip()
+            assert where == str(tmp_path), "the test is about what lies there"
+            HostLock(session, "test").acquire()
+    finally:
+        (sshd.home / ".bashrc").unlink()

@@ -19,7 +19,8 @@ _CURES = {
     errno.ECONNREFUSED: "Is sshd running there, and is the port right?",
     errno.EHOSTUNREACH: "There is no way to it from here: check `address`, routes, VPN, and the bastion (`gateway`, ProxyJump).",
     errno.ENETUNREACH: "There is no way to it from here: check `address`, routes, VPN, and the bastion (`gateway`, ProxyJump).",
-    errno.ECONNRESET: f"sshd, or a filter before it (MaxStartups, fail2ban, a load balancer), cuts connections off: {_LOG}.",
+    errno.ECONNRESET: "sshd, or a filter before it (MaxStartups, fail2ban, a load balancer), cuts connections off: "
+    f"{_LOG}; many hosts behind one address want a smaller `at_once`.",
     errno.EADDRNOTAVAIL: "BindAddress of the ssh configuration is no address of this machine.",
     errno.EACCES: "This machine forbids it: see its packet filter and sandbox.",
     errno.EPERM: "This machine forbids it: see its packet filter and sandbox.",

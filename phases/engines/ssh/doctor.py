@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from phases.base.clock import SystemClock
 from phases.base.errors import FleetError, PhaseError
 from phases.base.findings import Check, Finding, Health
-from phases.engines.ssh.errors import DiskFullError, HostKeyError, LoginError, UnreachableError
+from phases.engines.ssh.errors import DiskFullError, HostKeyError, LoginError, SshConfigError, UnreachableError
 from phases.engines.ssh.fleet import Fleet
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.known_hosts import Unreadable, describe, read_known_hosts
@@ -27,7 +27,7 @@ from phases.engines.ssh.releases import NEVER, Inventory, read_inventory
 from phases.engines.ssh.router import make_router
 from phases.engines.ssh.services import ServiceDriver, ServiceStatus
 from phases.engines.ssh.session import HostSession, op
-from phases.engines.ssh.sshconfig import SshConfigError, login
+from phases.engines.ssh.sshconfig import login
 from phases.engines.ssh.transport import Connect, connect
 
 if TYPE_CHECKING:

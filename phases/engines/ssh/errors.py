@@ -20,6 +20,10 @@ class LoginError(FleetError):
     """The host refuses the user or key."""
 
 
+class SshConfigError(FleetError):
+    """The ssh configuration cannot be read, or asks for what the toolkit cannot do."""
+
+
 class SilentHostError(UnreachableError):
     """The host stopped answering within the time given."""
 

@@ -30,6 +30,15 @@ def _cause(host: Host, code: int, said: str) -> tuple[type[FleetError], str]:
         return UnreachableError, _sudo(host, text)
     if "not available" in text or "nologin" in text:
         return LoginError, "This user may not log in there (its shell is nologin): set another `user`."
+    if any(sign in text for sign in ("password has expired", "password change required", "account has expired")):
+        return LoginError, "The account or its password has expired: see `chage -l` there."
+    if "resource temporarily unavailable" in text or "cannot allocate memory" in text:
+        return (
+            CommandError,
+            "The host can start no further process: see `free`, `ulimit -u` and the pids limit of the user's slice.",
+        )
+    if "error while loading shared libraries" in text:
+        return UnreachableError, f"{host.python} lacks a library there: set `python` of this host to one that runs."
     if code == 127 or (code == 1 and "command not found" in text):  # csh says it with status 1
         more = ", one path, without arguments" if " " in host.python else ""
         return UnreachableError, f"Set `python` of this host to a Python 3.8 or newer{more} (now {host.python!r})."

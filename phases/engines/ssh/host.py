@@ -18,12 +18,12 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How to log in. Unset values come from the user's ssh configuration, as with `ssh` itself."""
+    """How to log in. Unset values come from the user's ssh configuration, as with `ssh` itself (see sshconfig)."""
 
     user: str = ""
     port: int = 0
     key_files: tuple[Path, ...] = ()
-    known_hosts: tuple[Path, ...] = ()  # empty: ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts
+    known_hosts: tuple[Path, ...] = ()  # empty: those that the ssh configuration names
     gateway: str = ""  # user@host:port of a bastion
     agent: bool = True  # use keys of a running ssh agent
     config_file: Path | None = None  # None: the user's own ~/.ssh/config

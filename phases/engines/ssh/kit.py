@@ -65,8 +65,9 @@ agent.serve(root,token,a['idle'],rest)
 """
 
 # What a login shell gets to read: no line break, no quote but the pair around it, nothing that any shell expands; the rest
-# is in words of letters and digits. csh, fish and the shells of the Bourne family read it alike.
-STARTER = 'import base64,json,sys;a=json.loads(base64.urlsafe_b64decode("".join(sys.argv[1:])).decode());exec(a["boot"],{"a":a})'
+# is in words of letters and digits. csh, fish and the shells of the Bourne family read it alike. Nothing is imported from
+# the directory that one logs in to.
+STARTER = 'import sys;sys.path=[p for p in sys.path if p];import base64,json;a=json.loads(base64.urlsafe_b64decode("".join(sys.argv[1:])).decode());exec(a["boot"],{"a":a})'
 
 
 @dataclass(frozen=True)

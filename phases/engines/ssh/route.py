@@ -19,9 +19,10 @@ import paramiko
 from phases.base.errors import FleetError
 from phases.engines.ssh.authentication import Authentication
 from phases.engines.ssh.causes import Peer, not_connected
+from phases.engines.ssh.errors import SshConfigError
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.known_hosts import read_known_hosts
-from phases.engines.ssh.sshconfig import Login, SshConfigError, login, parse_jump
+from phases.engines.ssh.sshconfig import Login, login, parse_jump
 from phases.engines.ssh.trust import Trust
 
 MOST_JUMPS = 8

@@ -22,8 +22,10 @@ class SshSettings:
 
     user: str = setting("", help="user to log in as")
     port: int = setting(0, help="port of sshd; 0: as the ssh configuration says, else 22", at_least=0, at_most=65535)
-    key_files: tuple[Path, ...] = setting((), help="private keys to try; none: the agent and the usual files")
-    known_hosts: tuple[Path, ...] = setting((), help="files with the hosts' keys; none: the usual ones")
+    key_files: tuple[Path, ...] = setting(
+        (), help="private keys to try after the agent's and before those of the ssh configuration"
+    )
+    known_hosts: tuple[Path, ...] = setting((), help="files with the hosts' keys; none: those of the ssh configuration")
     gateway: str = setting("", help="bastion, as user@host:port")
     agent: bool = setting(True, help="use the keys of a running ssh agent")
     config_file: Path | None = setting(None, help="ssh configuration to read instead of the user's own")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import paramiko
 
-from phases.base.errors import FleetError
+from phases.engines.ssh.errors import SshConfigError
 from phases.engines.ssh.host import Host
 
 SECONDS = 20.0  # for the answer: `Match exec` runs programs, CanonicalizeHostname asks the name service
@@ -33,10 +33,6 @@ KNOWN_HOSTS = (
 )
 KEY_FILES = tuple(Path("~/.ssh") / name for name in ("id_rsa", "id_ecdsa", "id_ed25519"))
 log = logging.getLogger(__name__)
-
-
-class SshConfigError(FleetError):
-    """The ssh configuration cannot be read, or asks for what the toolkit cannot do."""
 
 
 @dataclass(frozen=True)

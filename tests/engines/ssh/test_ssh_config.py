@@ -16,9 +16,9 @@ import pytest
 
 from phases.base.errors import FleetError
 from phases.engines.ssh import sshconfig
-from phases.engines.ssh.errors import LoginError, UnreachableError
+from phases.engines.ssh.errors import LoginError, SshConfigError, UnreachableError
 from phases.engines.ssh.host import Host, SshOptions, Timeouts
-from phases.engines.ssh.sshconfig import Jump, Login, SshConfigError, login, parse_jump
+from phases.engines.ssh.sshconfig import Jump, Login, login, parse_jump
 from phases.engines.ssh.stream import run
 from phases.engines.ssh.transport import connect
 from tests.engines.ssh.sshfleet import SshFleet
