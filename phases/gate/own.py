@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from phases.base.results import BuildRecord, ParityRecord, Results, StageEnd
 from phases.base.verdict import Verdict
+from phases.gate.intervals import median_interval
 from phases.gate.measurement_rule import MeasurementRule
 from phases.gate.outcome import RuleOutcome
 
 OWN = "phase"  # kind of these rules in gate.json
 # Outputs of a served kernel: a mean of so many nats a token, and such a share of tokens worse than the incumbent's best, is another model.
 OUTPUT_LIMIT, WRONG_LIMIT = 0.05, 0.05
+# Times the fastest sample of a ceiling that nothing on cold inputs can be. Twice, since a busy machine may slow the ceilings and not the kernel.
+IMPOSSIBLE = 2.0
+CONFIDENCE = 0.99
 _SHOWN = 20  # failures listed in a rule's detail; the results hold them all
 
 
@@ -41,7 +46,35 @@ def _build_parity(results: Results, candidates: Collection[str]) -> tuple[RuleOu
     unbuilt = [f"{r.variant}/{r.arch}: {r.reason.splitlines()[0] if r.reason else 'failed'}" for r in built if not r.ok]
     computed = [r for r in results.parity if (not candidates or r.variant in candidates) and not r.refused]
     wrong = [f"{r.variant} {r.case.key}: {r.reason or 'error over tolerance'}" for r in computed if not r.ok]
-    return (_counted("build", built, unbuilt, "objects built"), _counted("parity", computed, wrong, "cases right"))
+    return (
+        _counted("build", built, unbuilt, "objects built"),
+        _counted("parity", computed, wrong, "cases right"),
+        *_possible(results, candidates),
+    )
+
+
+def _possible(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
+    """No candidate is faster than this device can be. Only cold inputs are judged: a cache may be faster than any ceiling."""
+    timed = [
+        record
+        for record in results.benchmark
+        if record.samples and record.roofline_seconds and record.detail.get("cold") is not False
+        if not candidates or record.variant in candidates
+    ]
+    if not timed:
+        return ()
+    spread = max((max(c.samples) / c.value for c in results.ceilings if c.samples and c.value > 0), default=1.0)
+    told = []
+    for record in timed:
+        slowest = median_interval(record.samples, CONFIDENCE).high
+        times = (record.roofline_seconds or 0.0) / slowest if slowest > 0 else math.inf
+        if times > IMPOSSIBLE * max(1.0, spread):
+            told.append(f"{record.variant} {record.case.key}: {times:.3g} times what this device was measured to reach")
+    detail = {"metric": "possible speed", "failed": told[:_SHOWN]}
+    if not told:
+        return (RuleOutcome(OWN, Verdict.PASS, f"{len(timed)} times are possible here", n=len(timed), detail=detail),)
+    reason = f"the clock or the work is wrong in {len(told)} of {len(timed)}, or the ceilings were measured while others used the machine; first: {told[0]}"
+    return (RuleOutcome(OWN, Verdict.ERROR, reason, n=len(timed), detail=detail),)
 
 
 def _sglang_integration(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
@@ -97,6 +130,6 @@ _OWN: dict[str, Callable[[Results, Collection[str]], tuple[RuleOutcome, ...]]] =
     "sglang-integration": _sglang_integration,
 }
 _LABELS = {
-    "build-parity": ("build", "parity"),
+    "build-parity": ("build", "parity", "possible speed"),
     "sglang-integration": ("candidate_ready", "logprob_error", "wrong_tokens"),
 }

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phases.base.results import BuildRecord, Case, Measurement, ParityRecord, Results, StageEnd
+from phases.base.results import (
+    BenchmarkRecord,
+    BuildRecord,
+    Case,
+    Ceiling,
+    Measurement,
+    ParityRecord,
+    Results,
+    StageEnd,
+)
 from phases.base.verdict import Verdict, severity, worst
 from phases.gate.gate import judge
 from phases.gate.own import OWN
@@ -135,3 +144,28 @@ def test_results_of_older_toolkits_say_how_their_trials_ended() -> None:
     del old["ends"]
     read = Results.from_json(old)
     assert read.end_of("bake") == StageEnd("bake", Verdict.FAIL, "slow", 30.0) and read.end_of("wave 1") is not None
+
+
+@pytest.mark.parametrize(
+    ("times", "detail", "spread", "wanted"),
+    [
+        (4.0, {}, 1.0, Verdict.ERROR),
+        (0.9, {}, 1.0, Verdict.PASS),
+        (1.6, {}, 1.0, Verdict.PASS),  # the ceilings may have been measured beside other work
+        (4.0, {"cold": False}, 1.0, Verdict.PASS),  # from a cache
+        (4.0, {}, 2.5, Verdict.PASS),  # the ceiling itself was seen that much higher
+    ],
+)
+def test_a_speed_over_the_ceiling_is_an_error_whatever_the_rules_ask(
+    times: float, detail: dict[str, bool], spread: float, wanted: Verdict
+) -> None:
+    """Four times the measured read ceiling passed `speedup` and `bandwidth_fraction`."""
+    samples = tuple(1e-3 / times * (1 + 0.01 * (i % 3)) for i in range(30))
+    record = BenchmarkRecord(
+        RIGHT.case, "v", "candidate", "cpu", samples, parity_after=True, roofline_seconds=1e-3, detail=dict(detail)
+    )
+    ceilings = (Ceiling("cpu", "read", 40e9, (40e9, 40e9 * spread)),)
+    built = (BuildRecord("v", "python", True),)
+    found = results("build-parity", build=built, parity=(RIGHT,), benchmark=(record,), ceilings=ceilings)
+    outcome = judge("build-parity", parsed("{rule: parity}"), found, candidates=["v"])
+    assert outcome.verdict is wanted, [rule.reason for rule in outcome.rules]
