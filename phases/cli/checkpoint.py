@@ -96,9 +96,7 @@ def _decisions(ledger: Ledger, found: Checkpoint, faults: list[LedgerError]) -> 
 
 
 def _row(found: Checkpoint, made: list[Approval] | None) -> list[str]:
-    decision = (
-        "damaged" if made is None else {"approve": "approved", "reject": "rejected"}[made[-1].decision] if made else "-"
-    )
+    decision = "damaged" if made is None else made[-1].past if made else "-"
     recorded = when(str(found.manifest.get("recorded_at", "-")))
     return [
         str(found.number),

@@ -1,4 +1,4 @@
-"""`phase gate review`, `approve` and `reject`."""
+"""`phase gate review`, `approve`, `reject` and `override`."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ which = click.argument(
         ),
         "approve": ("phases.cli.gate:approve", "Say yes to exactly the checkpoint you saw."),
         "reject": ("phases.cli.gate:reject", "Say no; the next phase stays closed."),
+        "override": ("phases.cli.gate:override", "Go on from an INCONCLUSIVE gate, where the playbook allows it."),
     },
     epilog=example("phase gate review", 'phase gate approve --digest 3f2a… --reason "faster everywhere"'),
 )
 def gate() -> None:
-    """Review, approve or reject a checkpoint.
+    """Review, approve, reject or override a checkpoint.
 
     CHECKPOINT is a number, a name such as 0003-build-parity-PASS, a digest, or a phase of the playbook (its newest);
     without it, the newest checkpoint of the playbook.
@@ -134,9 +135,11 @@ def _view(ledger: Ledger, chosen: Checkpoint, playbook: Playbook) -> ReportView:
     from phases.run.closing import read_gate
 
     read_gate(chosen, ledger.files(chosen))
-    required = any(section.name == chosen.phase and section.review.value == "required" for section in playbook.phases)
+    sections = [section for section in playbook.phases if section.name == chosen.phase]
+    required = any(section.review.value == "required" for section in sections)
+    signed = any(section.signed_decisions for section in sections)
     try:
-        return view_of_checkpoint(ledger, chosen, review_required=required)
+        return view_of_checkpoint(ledger, chosen, review_required=required, signed=signed)
     except (ValueError, KeyError, TypeError) as fault:
         raise LedgerError(
             f"{chosen.name} cannot be shown: {fault}.", hint=f"Run `phase checkpoint verify {chosen.number}`."
@@ -159,6 +162,9 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
     if not view.gate.verdict.advances and not view.approvals:
         cure = UNDECIDED if view.gate.verdict is Verdict.INCONCLUSIVE else "Mend the cause"
         say(f"Nothing to approve: only PASS can be. {cure}, then `phase run {chosen.phase}{option}`.")
+        if view.gate.verdict is Verdict.INCONCLUSIVE and _may_override(playbook, chosen):
+            arguments = f'{chosen.number} --digest {short(chosen.digest)} --reason "…"{option}'
+            click.echo(f"To go on all the same, which every page then says: phase gate override {arguments}")
     if view.approvals or not view.gate.verdict.advances or view.review == "":
         return
     if not (ask and sys.stdin.isatty() and is_terminal()):
@@ -192,6 +198,10 @@ def _decide(view: ReportView, chosen: Checkpoint, ledger: Ledger, playbook: Play
     )
 
 
+def _may_override(playbook: Playbook, chosen: Checkpoint) -> bool:
+    return any(section.name == chosen.phase and section.allow_override for section in playbook.phases)
+
+
 def _record(
     decision: str, ledger: Ledger, chosen: Checkpoint, playbook: Playbook, reason: str, seen: str, as_json: bool
 ) -> None:
@@ -200,12 +210,13 @@ def _record(
     from phases.status.textfile import keep_written
 
     now = SystemClock().now()
-    if decision == "approve":
-        made = approvals.approve(
-            ledger, chosen, reason=reason, seen=seen, at=now, four_eyes=playbook.phase(chosen.phase).four_eyes
-        )
-    else:
+    if decision == "reject":
         made = approvals.reject(ledger, chosen, reason=reason, seen=seen, at=now)
+    else:
+        section = playbook.phase(chosen.phase)
+        let_on = approvals.approve if decision == "approve" else approvals.override
+        terms = approvals.Terms(section.four_eyes, section.signed_decisions)
+        made = let_on(ledger, chosen, reason=reason, seen=seen, at=now, terms=terms)
     _print_decision(chosen, made, as_json)
     keep_written(playbook, SystemClock(), note)
 
@@ -239,6 +250,36 @@ def reject(checkpoint: str | None, reason: str, digest: str | None, playbook_pat
     _record("reject", ledger, chosen, playbook, reason, digest or _ask_digest(chosen), as_json)
 
 
+@click.command(
+    epilog=example(
+        'phase gate override 3 --digest 3f2a91c07be45d18 --reason "interval touches the limit at q65 only; no traffic has q65"'
+    )
+)
+@which
+@reason_option
+@digest_option
+@playbook_option
+@json_option
+def override(
+    checkpoint: str | None, reason: str, digest: str | None, playbook_path: Path | None, as_json: bool
+) -> None:
+    """Go on from an INCONCLUSIVE gate, where the playbook says `allow_override: true`.
+
+    It stays INCONCLUSIVE and is no approval: `phase status`, its page and every checkpoint built on it say that it was overridden, by whom
+    and why. A FAIL, an ERROR and an ABORTED cannot be overridden.
+    """
+    playbook = load_playbook(playbook_path)
+    ledger = open_ledger(playbook)
+    chosen = choose(playbook, ledger, checkpoint)
+    section = playbook.phase(chosen.phase)
+    if not section.allow_override:
+        raise UsageError(
+            f"{section.where}: {chosen.phase} does not allow an override.",
+            hint=f"{UNDECIDED}; or set `allow_override: true` there, which a reviewer of the playbook sees.",
+        )
+    _record("override", ledger, chosen, playbook, reason, digest or _ask_digest(chosen), as_json)
+
+
 def choose(playbook: Playbook, ledger: Ledger, wanted: str | None) -> Checkpoint:
     """The checkpoint meant. Raises LedgerError when there is none, or several."""
     from phases.run.progress import of_playbook
@@ -266,5 +307,4 @@ def _print_decision(checkpoint: Checkpoint, made: Any, as_json: bool) -> None:
     if as_json:
         print_json({"checkpoint": checkpoint.to_json(), "approval": vars(made), "exit": int(Exit.PASSED)})
         return
-    verb = {"approve": "approved", "reject": "rejected"}[made.decision]
-    say(f"{checkpoint.name} {verb} by {made.person}: {made.reason}")
+    say(f"{checkpoint.name} {made.past} by {made.person}: {made.reason}")

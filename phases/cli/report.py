@@ -61,12 +61,12 @@ def report(
             )
         else:
             chosen = choose(playbook, ledger, checkpoint)
-            required = any(
-                section.name == chosen.phase and section.review is Review.REQUIRED for section in playbook.phases
-            )
+            sections = [section for section in playbook.phases if section.name == chosen.phase]
+            required = any(section.review is Review.REQUIRED for section in sections)
+            signed = any(section.signed_decisions for section in sections)
             name, view, facts = (
                 chosen.name,
-                view_of_checkpoint(ledger, chosen, review_required=required),
+                view_of_checkpoint(ledger, chosen, review_required=required, signed=signed),
                 chosen.to_json(),
             )
         page = render(with_anchors(view, anchors) if anchors else view).encode()

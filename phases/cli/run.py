@@ -166,9 +166,10 @@ def _approve(playbook: Playbook, section: PhaseSection) -> Approval:
 
     ledger = open_ledger(playbook)
     checkpoint = choose(playbook, ledger, section.name)
+    terms = approvals.Terms(section.four_eyes, section.signed_decisions)
     reason = f"{BY_YES}went on without anybody looking, as the playbook allows"
     made = approvals.approve(
-        ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), four_eyes=section.four_eyes
+        ledger, checkpoint, reason=reason, seen=checkpoint.digest, at=SystemClock().now(), terms=terms
     )
     note(f"{checkpoint.name}: approved by --yes for {made.person}; branch {ledger.branch} records that nobody looked")
     keep_written(playbook, SystemClock(), note)

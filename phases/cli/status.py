@@ -227,9 +227,10 @@ def _reasons(known: tuple[Standing, ...]) -> list[Block]:
     lines = []
     for standing in known:
         for approval in standing.approvals[-1:]:
-            verb = {"approve": "Approved", "reject": "Rejected"}[approval.decision]
             lines.append(
-                line(f"{verb} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})")
+                line(
+                    f"{approval.past.capitalize()} {standing.section.name}: {approval.reason} ({approval.person}, {when(approval.at)})"
+                )
             )
         if standing.state.value == "stale":
             lines.append(

@@ -19,6 +19,9 @@ SUMS = "SHA256SUMS"
 RESULTS = "results.json"
 GATE = "gate.json"
 PROVENANCE = "provenance.intoto.json"
+# Decisions: as a file keeps them, as an order, as a fact. An override goes on from an INCONCLUSIVE gate; it is no approval and no PASS.
+APPROVE, REJECT, OVERRIDE = "approve", "reject", "override"
+VERBS = {APPROVE: ("Approve", "approved"), REJECT: ("Reject", "rejected"), OVERRIDE: ("Override", "overridden")}
 BY_YES = "phase run --yes: "  # how the reason of an approval begins that nobody looked for
 _DIRECTORY = re.compile(r"^(\d{4,})-([a-z0-9-]+)-(PASS|INCONCLUSIVE|FAIL|ERROR|ABORTED)$")
 
@@ -114,11 +117,11 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Approval:
-    """One person's yes or no to exactly the checkpoint they saw, or `--yes` in their name."""
+    """One person's yes or no to exactly the checkpoint they saw, or `--yes` in their name; or their override of its verdict."""
 
     checkpoint: int
     digest: str
-    decision: str  # approve | reject
+    decision: str  # approve | reject | override
     person: str  # Name <mail>, from git's identity
     reason: str
     at: str  # ISO 8601, UTC
@@ -126,6 +129,11 @@ class Approval:
     @property
     def mail(self) -> str:
         return mail_of(self.person)
+
+    @property
+    def past(self) -> str:
+        """approved, rejected or overridden"""
+        return VERBS[self.decision][1]
 
     @property
     def by_yes(self) -> bool:

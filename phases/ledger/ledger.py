@@ -8,13 +8,13 @@ swap); a lost race is built again on the new tip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phases.base.errors import LedgerError
 from phases.ledger import checkpoint as cp
+from phases.ledger import decisions
 from phases.ledger.checkpoint import Approval, Checkpoint, Damaged, Draft, Written
-from phases.ledger.decisions import build_approval, read_approvals
 from phases.ledger.git import Git, GitFailed
 from phases.ledger.lost import require_whole
 from phases.ledger.objects import list_tree, read_objects, write_tree
@@ -105,10 +105,14 @@ class Ledger:
         contents = read_objects(self.git, (e.oid for e in entries))
         return {e.path: contents[e.oid][1] for e in entries}
 
-    def approvals(self, checkpoint: Checkpoint) -> list[Approval]:
-        """Decisions on this checkpoint's digest, oldest first."""
+    def approvals(self, checkpoint: Checkpoint, *, signed: bool = False) -> list[Approval]:
+        """Decisions on this checkpoint's digest, oldest first; `signed`: only those that count where signatures are wanted."""
         tip = self.tip()
-        return read_approvals(self.git, tip, checkpoint) if tip else []
+        if not tip:
+            return []
+        return (
+            decisions.signed(self, tip, checkpoint) if signed else decisions.read_approvals(self.git, tip, checkpoint)
+        )
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -138,11 +142,22 @@ class Ledger:
         author = self.git.identity()
         return self._append(lambda tip: self._build(draft, tip, author))
 
-    def decide(self, checkpoint: Checkpoint, decision: str, reason: str, at: float) -> Approval:
-        """Record an approval (`approve`) or rejection (`reject`) of exactly this digest by git's identity."""
+    def decide(
+        self, checkpoint: Checkpoint, decision: str, reason: str, at: float, *, signed: bool = False
+    ) -> Approval:
+        """Record a decision on exactly this digest by git's identity. `signed`: by their signature, whatever git is set to.
+
+        Raises GateError when git cannot verify the signature here: it would not count.
+        """
         self.preflight()
         approval = Approval(checkpoint.number, checkpoint.digest, decision, self.git.identity(), reason, cp.iso(at))
-        self._append(lambda tip: build_approval(self, approval, checkpoint, tip, at))
+        by = replace(self, sign="always") if signed else self
+
+        def build(tip: str | None) -> Written:
+            written = decisions.build_approval(by, approval, checkpoint, tip, at)
+            return decisions.require_signature(by, written, approval) if signed else written
+
+        self._append(build)
         return approval
 
     def sync(self) -> str | None:

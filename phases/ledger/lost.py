@@ -115,4 +115,8 @@ def refusal(ledger: Ledger, gone: list[Tag]) -> LedgerError:
 
 def _is_entry(name: str) -> bool:
     number, _, rest = name.partition("-")
-    return cp.parse_directory(name) is not None or number.isdigit() and rest.startswith(("approve-", "reject-"))
+    return (
+        cp.parse_directory(name) is not None
+        or number.isdigit()
+        and rest.startswith(tuple(f"{kind}-" for kind in cp.VERBS))
+    )

@@ -15,6 +15,9 @@ from phases.playbook.phase_kinds import PHASES, RULE_READER, RULE_SCHEMA, SHARED
 from phases.playbook.schema import SCHEMA, LedgerSettings, PhaseSection, Playbook, Review
 from phases.playbook.typed import json_schema, read, setting
 
+# Keys of a phase that say who lets it through, not what it measures: changing one makes no pass stale.
+_ABOUT_REVIEW = ("review", "four_eyes", "allow_yes", "signed_decisions", "allow_override")
+
 
 @dataclasses.dataclass(frozen=True)
 class _Gate:
@@ -35,6 +38,14 @@ class _CommonPhaseKeys:
     allow_yes: bool = setting(
         False,
         help="true: `phase run --yes` starts the phase without asking, and approves its passed gate for whoever runs it",
+    )
+
+    signed_decisions: bool = setting(
+        False, help="true: a yes counts only with a signature that git verifies as that of the person it names"
+    )
+    allow_override: bool = setting(
+        False,
+        help="true: `phase gate override` may go on from an INCONCLUSIVE gate; it stays INCONCLUSIVE, and what is built on it says so",
     )
 
     def check(self, node: Node, mistakes: Mistakes) -> None:
@@ -210,11 +221,10 @@ def _phase(kind: PhaseKind, node: Node, mistakes: Mistakes) -> PhaseSection | No
     common = read(_CommonPhaseKeys, node.without(*(key for key, _ in node.items() if key not in common_keys)), mistakes)
     settings = _by_reader(kind.settings, node.without(*common_keys), node.path, mistakes, common_keys)
     rules = _rules(common.gate, mistakes)
-    judged = json.dumps(node.without("review", "four_eyes", "allow_yes").plain(), sort_keys=True)
+    judged = json.dumps(node.without(*_ABOUT_REVIEW).plain(), sort_keys=True)
     digest = hashlib.sha256(judged.encode()).hexdigest()
-    return PhaseSection(
-        kind, common.review, common.four_eyes, rules, settings, str(node.where), digest, common.allow_yes
-    )
+    about_review = {name: getattr(common, name) for name in _ABOUT_REVIEW}
+    return PhaseSection(kind=kind, rules=rules, settings=settings, where=str(node.where), digest=digest, **about_review)
 
 
 def _rules(gate: _Gate | None, mistakes: Mistakes) -> tuple[Any, ...]:

@@ -125,6 +125,8 @@ class PhaseSection:
     where: str  # file:line
     digest: str = ""  # SHA-256 of what is measured and judged: gate and settings, not who reviews
     allow_yes: bool = False  # `phase run --yes` may stand in for a person here
+    signed_decisions: bool = False  # a yes counts only with the signature of the one it names
+    allow_override: bool = False  # `phase gate override` may go on from an INCONCLUSIVE gate
 
     @property
     def name(self) -> str:

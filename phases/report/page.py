@@ -78,6 +78,9 @@ def _head(view: ReportView) -> str:
         ("playbook", view.manifest.get("playbook")),
         ("digest", view.digest),
     ]
+    decisions = (
+        "".join(f'<p class="decision">stands on an override: {text(words)}</p>' for words in view.overrides) + decisions
+    )
     review = f"<span>{text(view.review)}</span>" if view.review else ""
     headline = f'<p class="headline">{text(told)}</p>' if (told := served.headline(view.results.facts)) else ""
     why = "".join(f"<p>{text(f'{end.stage}: {end.reason}')}</p>" for end in view.results.ends if end.reason)

@@ -58,6 +58,7 @@ def _head(view: ReportView, age: str) -> list[Block]:
         line(f"  kernel {view.kernel}, commit {(source.get('commit') or 'none')[:12]}{tree}"),
         line(f"  by {view.manifest['author']}, {recorded}, run {view.manifest.get('run')}"),
         line(f"  digest {view.digest[:16]}"),
+        *(line(f"  stands on an override: {words}", "yellow") for words in view.overrides),
         *(
             line(f"  {row.decision}: {row.person}, {row.at.replace('T', ' ')[:16]}: {row.reason}")
             for row in view.approvals

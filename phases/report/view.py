@@ -82,14 +82,21 @@ class ReportView:
         return ("during", "sent", "failed", "repeated by the router", "sent late"), rows
 
     @property
+    def overrides(self) -> tuple[str, ...]:
+        """Overrides of earlier gates that this checkpoint stands on, in words."""
+        return tuple(self.manifest.get("facts", {}).get("overrides", ()))
+
+    @property
     def going_back(self) -> str:
         """Heading of the timeline: a canary that passed goes back too, as planned."""
         planned = self.phase == "tp8-canary" and self.gate.verdict.advances
         return "Going back to the incumbent, as planned" if planned else "Rollback timeline"
 
 
-def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_required: bool) -> ReportView:
-    """The view of a recorded checkpoint.
+def view_of_checkpoint(
+    ledger: Ledger, checkpoint: Checkpoint, *, review_required: bool, signed: bool = False
+) -> ReportView:
+    """The view of a recorded checkpoint. `signed`: its decisions count only with a signature that git verifies.
 
     Raises:
         LedgerError: the ledger cannot be read.
@@ -97,7 +104,8 @@ def view_of_checkpoint(ledger: Ledger, checkpoint: Checkpoint, *, review_require
     """
     files = ledger.files(checkpoint)
     approvals = ledger.approvals(checkpoint)
-    state = review_state(checkpoint, approvals, required=review_required)
+    counted = ledger.approvals(checkpoint, signed=True) if signed else approvals
+    state = review_state(checkpoint, counted, required=review_required)
     return dataclasses.replace(
         _view(checkpoint.name, files, checkpoint.manifest),
         digest=checkpoint.digest,

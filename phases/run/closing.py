@@ -171,6 +171,8 @@ def _manifest_facts(run: PhaseRun, context: StepContext) -> Facts:
         "toolkit": run.record.toolkit,
         "attempt": run.record.attempt,
     }
+    if run.record.overrides:
+        merged["overrides"] = run.record.overrides
     for facts in context.facts.values():
         merged.update(facts.get("manifest", {}))
     return merged

@@ -10,7 +10,7 @@ from phases.base.errors import Exit, GateError
 from phases.base.verdict import Verdict
 from phases.ledger.approvals import Review as ReviewState
 from phases.ledger.approvals import review_state
-from phases.ledger.checkpoint import Approval, Checkpoint
+from phases.ledger.checkpoint import OVERRIDE, Approval, Checkpoint
 from phases.ledger.ledger import Ledger
 from phases.playbook.schema import PhaseSection, Playbook, Review
 
@@ -24,12 +24,13 @@ class State(Enum):
     WAITING = "waiting for review"
     REJECTED = "rejected"
     APPROVED = "approved"
+    OVERRIDDEN = "overridden"  # inconclusive, and a person went on from it all the same
     PASSED = "passed"  # and no review wanted
     STALE = "stale"  # passed, but the kernel, or what the playbook asks of it, is another one by now
 
     @property
     def lets_next_start(self) -> bool:
-        return self in (State.APPROVED, State.PASSED)
+        return self in (State.APPROVED, State.PASSED, State.OVERRIDDEN)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def require_ready(section: PhaseSection, known: tuple[Standing, ...]) -> None:
 def _standing(section: PhaseSection, checkpoint: Checkpoint | None, ledger: Ledger, kernel_digest: str) -> Standing:
     if checkpoint is None:
         return Standing(section, State.NOT_RUN)
-    approvals = ledger.approvals(checkpoint)
+    approvals = ledger.approvals(checkpoint, signed=section.signed_decisions)
     return Standing(section, _state(section, checkpoint, approvals, kernel_digest), checkpoint, tuple(approvals))
 
 
@@ -96,11 +97,25 @@ def _state(section: PhaseSection, checkpoint: Checkpoint, approvals: list[Approv
     review = review_state(checkpoint, approvals, required=section.review is Review.REQUIRED)
     if review is ReviewState.REJECTED:
         return State.REJECTED
-    if checkpoint.verdict is Verdict.INCONCLUSIVE:
+    overridden = review is ReviewState.OVERRIDDEN and section.allow_override
+    if checkpoint.verdict is Verdict.INCONCLUSIVE and not overridden:
         return State.INCONCLUSIVE
-    if not checkpoint.verdict.advances:
+    if not checkpoint.verdict.advances and not overridden:
         return State.FAILED
     facts = checkpoint.manifest.get("facts", {})
     if facts.get("kernel_digest") != kernel_digest or facts.get("section_digest") != section.digest:
         return State.STALE
+    if overridden:
+        return State.OVERRIDDEN
     return {ReviewState.WAITING: State.WAITING, ReviewState.APPROVED: State.APPROVED}.get(review, State.PASSED)
+
+
+def overrides_before(section: PhaseSection, known: tuple[Standing, ...]) -> list[str]:
+    """The overrides that a run of this phase stands on, in words: checkpoint, person and reason of each."""
+    earlier = [row for row in known if row.state is State.OVERRIDDEN and row.section.kind.number < section.kind.number]
+    return [
+        f"{row.checkpoint.name}, overridden by {made.person}: {made.reason}"
+        for row in earlier
+        for made in row.approvals
+        if row.checkpoint and made.decision == OVERRIDE
+    ]

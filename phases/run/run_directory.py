@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class RunRecord:
     kernel_digest: str
     source: dict[str, Any]  # commit, branch, dirty ... as phases.ledger.source.describe gives them
     toolkit: str  # version of phasegate
+    overrides: list[str] = field(default_factory=list)  # of earlier phases, that this run stands on
     keep_going: bool = False  # measure what cannot pass any more, too
     schema: str = SCHEMA
 

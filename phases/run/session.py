@@ -90,8 +90,12 @@ def run_phase(
         _require_clean(section, repo)
         ledger = ledger_of(playbook)
         require_whole(ledger)
-        progress.require_ready(section, progress.standings(playbook, ledger, kernel_digest(playbook)))
-        directory = _attempt(state, playbook, section, repo, clock, resume, notice, allow_dirty, keep_going)
+        standings = progress.standings(playbook, ledger, kernel_digest(playbook))
+        progress.require_ready(section, standings)
+        overrides = progress.overrides_before(section, standings)
+        for words in overrides:
+            notice(f"stands on an override: {words}")
+        directory = _attempt(state, playbook, section, repo, clock, resume, notice, allow_dirty, keep_going, overrides)
         return _execute(playbook, section, repo, directory, clock, watcher, on_record)
 
 
@@ -160,6 +164,7 @@ def _attempt(
     notice: Callable[[str], None],
     allow_dirty: bool,
     keep_going: bool,
+    overrides: list[str],
 ) -> RunDirectory:
     earlier = run_directory.attempts(state, playbook.name, section.name)
     if not resume:
@@ -173,6 +178,7 @@ def _attempt(
             for key, value in vars(fields).items()
             if key not in ("run_id", "attempt", "playbook", "phase", "schema")
         }
+        kept["overrides"] = overrides
         if allow_dirty:
             kept["source"] = {**kept["source"], ledger_source.ALLOWED_DIRTY: True}
         kept["keep_going"] = keep_going

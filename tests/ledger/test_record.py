@@ -13,7 +13,7 @@ import pytest
 from phases.base.errors import LedgerError
 from phases.base.verdict import Verdict
 from phases.ledger import source
-from phases.ledger.approvals import approve
+from phases.ledger.approvals import Terms, approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.verify import verify_ledger
 from tests.ledger.conftest import git, identify, make_draft
@@ -218,7 +218,7 @@ def test_signed_when_git_is_set_to_sign(ledger: Ledger, repo: Path, tmp_path: Pa
     recorded = ledger.record(make_draft(ledger))
     git(repo, "verify-commit", recorded.commit)
     git(repo, "verify-tag", f"checkpoint/{recorded.name}")
-    approve(ledger, recorded, reason="fine", seen=recorded.digest, at=2.0, four_eyes=False)
+    approve(ledger, recorded, reason="fine", seen=recorded.digest, at=2.0, terms=Terms(four_eyes=False))
     git(repo, "verify-tag", *git(repo, "tag", "-l", "checkpoint/0001-approve-*").split())
     assert not verify_ledger(ledger)
     assert ledger.record(make_draft(ledger)) == recorded

@@ -8,7 +8,7 @@ import pytest
 
 from phases.base.errors import LedgerError
 from phases.base.verdict import Verdict
-from phases.ledger.approvals import approve
+from phases.ledger.approvals import Terms, approve
 from phases.ledger.ledger import Ledger
 from phases.ledger.lost import require_whole
 from phases.ledger.verify import verify_ledger
@@ -146,11 +146,13 @@ def test_a_refusing_remote_keeps_the_checkpoint_here(
 
 
 def test_approvals_travel(two: tuple[Ledger, Ledger]) -> None:
-    from phases.ledger.approvals import approve
+    from phases.ledger.approvals import Terms, approve
 
     first = two[0].record(make_draft(two[0]))
     two[1].sync()
-    approve(two[1], two[1].find("1"), reason="numbers look right", seen=first.digest, at=1.0, four_eyes=True)
+    approve(
+        two[1], two[1].find("1"), reason="numbers look right", seen=first.digest, at=1.0, terms=Terms(four_eyes=True)
+    )
     two[0].sync()
     assert [a.person for a in two[0].approvals(first)] == ["Bob <bob@example.org>"]
 
@@ -159,7 +161,7 @@ def test_a_decision_that_was_lost_here_comes_back_from_the_remote(
     two: tuple[Ledger, Ledger], repo: Path, bare: Path, warnings: list[str]
 ) -> None:
     checkpoint = two[0].record(make_draft(two[0]))
-    approve(two[1], checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=True)
+    approve(two[1], checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, terms=Terms(four_eyes=True))
     (name,) = git(bare, "tag", "-l", "checkpoint/0001-approve-*").split()
     two[0].sync()
     git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")

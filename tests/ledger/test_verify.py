@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import LedgerError
-from phases.ledger.approvals import approve, reject
+from phases.ledger.approvals import Terms, approve, reject
 from phases.ledger.decisions import UNTAGGED
 from phases.ledger.export import export
 from phases.ledger.ledger import Ledger
@@ -46,7 +46,7 @@ def test_clean_ledger_has_no_problem(ledger: Ledger) -> None:
 
 def test_a_flipped_byte_in_any_object_is_found(ledger: Ledger, repo: Path) -> None:
     checkpoint = ledger.record(make_draft(ledger))
-    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, terms=Terms(four_eyes=False))
     chooser = random.Random(7)
     oids = ledger_objects(ledger)
     assert len(oids) > 12
@@ -280,7 +280,7 @@ def test_a_branch_that_was_set_back_is_found(ledger: Ledger, repo: Path) -> None
 
 def test_a_decision_that_the_branch_lost_is_found_and_nothing_is_recorded_over_it(ledger: Ledger, repo: Path) -> None:
     checkpoint = ledger.record(make_draft(ledger))
-    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, terms=Terms(four_eyes=False))
     reject(ledger, checkpoint, reason="p99 looks odd", seen=checkpoint.digest, at=3.0)
     whole = git(repo, "rev-parse", "checkpoints")
     git(repo, "update-ref", "refs/heads/checkpoints", "checkpoints~1")
@@ -288,7 +288,9 @@ def test_a_decision_that_the_branch_lost_is_found_and_nothing_is_recorded_over_i
     assert problem.where.startswith("tag checkpoint/0001-reject-") and "does not hold any more" in problem.text
     for attempt in (
         lambda: require_whole(ledger),  # what `phase run` asks first
-        lambda: approve(ledger, checkpoint, reason="again", seen=checkpoint.digest, at=4.0, four_eyes=False),
+        lambda: approve(
+            ledger, checkpoint, reason="again", seen=checkpoint.digest, at=4.0, terms=Terms(four_eyes=False)
+        ),
         lambda: ledger.record(make_draft(ledger, "run-2")),
     ):
         with pytest.raises(
@@ -302,7 +304,7 @@ def test_a_decision_that_the_branch_lost_is_found_and_nothing_is_recorded_over_i
 
 def test_a_tag_of_a_decision_is_checked(ledger: Ledger, repo: Path) -> None:
     checkpoint = ledger.record(make_draft(ledger))
-    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, terms=Terms(four_eyes=False))
     (name,) = git(repo, "tag", "-l", "checkpoint/0001-approve-*").split()
     git(repo, "tag", "-f", "-a", "-m", f"Decision-Digest: {'0' * 64}", name, "checkpoints")
     assert [p.text for p in verify_ledger(ledger)] == ["names another decision"]
@@ -315,7 +317,7 @@ def test_a_decision_from_before_decisions_were_tagged_needs_no_tag(
 ) -> None:
     checkpoint = ledger.record(make_draft(ledger))
     monkeypatch.setattr("phases.ledger.decisions.SCHEMA", UNTAGGED)
-    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, four_eyes=False)
+    approve(ledger, checkpoint, reason="fine", seen=checkpoint.digest, at=2.0, terms=Terms(four_eyes=False))
     git(repo, "tag", "-d", *git(repo, "tag", "-l", "checkpoint/0001-approve-*").split())
     assert not verify_ledger(ledger)
     ledger.record(make_draft(ledger, "run-2"))
