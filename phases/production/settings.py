@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
-from phases.serving.settings import ServerSettings, SideSettings
+from phases.serving.settings import ServerSettings, SideSettings, check_flags
 
 
 @dataclass(frozen=True)
@@ -150,3 +150,4 @@ class ProductionSettings:
                 node.get("incumbent") or node,
                 f"{node.path}: key 'incumbent.backend' is missing (what production runs today)",
             )
+        check_flags(self.server, {"incumbent": self.incumbent, "candidate": self.candidate}, node, mistakes)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from phases.playbook.located import Mistakes, Node
 from phases.playbook.typed import setting
+from phases.serving.flags import refused
 
 EMBEDDED = "embedded"
 OWN_FLAGS = ("--attention-backend", "--port", "--host", "--model-path", "--model")
@@ -113,6 +114,7 @@ class IntegrationSettings:
                 node.get("incumbent") or node,
                 f"{node.path}: key 'incumbent.backend' is missing (what production runs today)",
             )
+        check_flags(self.server, {"incumbent": self.incumbent, "candidate": self.candidate}, node, mistakes)
         if self.candidate.port and self.candidate.port == self.incumbent.port:
             mistakes.add(
                 node.get("candidate") or node,
@@ -123,6 +125,15 @@ class IntegrationSettings:
                 node.get("candidate") or node,
                 f"{node.path}: candidate.release cannot be false: the release is what is proved",
             )
+
+
+def check_flags(server: ServerSettings, sides: dict[str, SideSettings], node: Node, mistakes: Mistakes) -> None:
+    """That each side's flags and backend go together; a candidate without a backend has its kernel's own."""
+    for name, side in sides.items():
+        backend = side.backend or "the kernel's own backend"
+        if reason := refused((*server.arguments, *side.arguments), backend):
+            where = node.get(name) if side.arguments else node.get("server")
+            mistakes.add(where or node, f"{node.path}: {name}: {reason}")
 
 
 def _no_own_flags(arguments: tuple[str, ...], node: Node, mistakes: Mistakes) -> None:
