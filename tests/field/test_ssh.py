@@ -147,6 +147,10 @@ def test_a_host_whose_locale_knows_no_such_letters(local: Host, tmp_path: Path) 
         again.do(op("facts"))
         assert first["boot"] == again.greeting["boot"]
     assert len([path for path in Path(local.root, "bin").iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+    with pytest.raises(FleetError, match="locale there has no UTF-8.*LANG=C.UTF-8"):
+        HostSession(connect(dataclasses.replace(local, root=f"{local.root}-ü", python=str(python)))).do(op("hello"))
+    with HostSession(connect(dataclasses.replace(local, root=f"{local.root}-ü"))) as session:
+        assert session.do(op("facts"))[0]["python"] and Path(f"{local.root}-ü", "run").is_dir()
 
 
 def key(directory: Path, name: str, *options: str) -> Path:

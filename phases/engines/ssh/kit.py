@@ -23,6 +23,9 @@ root,digest,token=a['root'],a['digest'],a['token']
 def say(what): os.write(1,(token+json.dumps(what)+'\\n').encode())
 def fail(code,message,hint,**facts): say({'results':[],'error':{'code':code,'message':message,'hint':hint,'facts':facts}}); sys.exit(3)
 if sys.version_info<(3,8): fail('old_python','%s there is Python %d.%d'%((a['python'],)+tuple(sys.version_info[:2])),'Set `python` of this host to a Python 3.8 or newer.')
+try: named=os.fsencode(root)==root.encode('utf-8')
+except ValueError: named=False
+if not named: fail('locale','the locale there has no UTF-8, and the root needs it','Set LANG=C.UTF-8 for this user there, or a root of ASCII letters.')
 if os.isatty(0) or os.isatty(1):
     import signal,tty
     signal.signal(signal.SIGHUP,signal.SIG_IGN)

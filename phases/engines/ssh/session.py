@@ -154,8 +154,10 @@ class HostSession:
                 self._noise = (self._noise + self._buffer)[-NOISE_KEPT:]
                 self._drop()
                 raise
-            if not data or len(self._buffer) + strange > MAX_LINE:
+            if not data:
                 raise self._ended(stream)
+            if len(self._buffer) + strange > MAX_LINE:
+                raise self._endless()
             self._buffer += data
 
     def _refusal(self, stream: Stream) -> FleetError | None:
@@ -176,6 +178,16 @@ class HostSession:
             f"the login shell has not started {self.host.python} within {limit:g} s (it said: {said}).",
             hint="See whether `ssh` with a command (`true`) comes back: a login script that waits for input or starts "
             "another shell (`exec zsh`) must do so only for terminals.",
+            host=self.host.name,
+        )
+
+    def _endless(self) -> FleetError:
+        heard = self._noise + self._buffer
+        said = _last_line(heard.rpartition(b"\n")[0] or heard)
+        self._drop()
+        return UnreachableError(
+            f"the host prints without an end and says nothing of ours (last: {said}).",
+            hint="See the startup files of the login shell there.",
             host=self.host.name,
         )
 

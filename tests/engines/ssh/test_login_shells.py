@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from phases.base.errors import FleetError
-from phases.engines.ssh.errors import SilentHostError
+from phases.engines.ssh.errors import SilentHostError, UnreachableError
 from phases.engines.ssh.host import Host, Timeouts
 from phases.engines.ssh.locks import HostLock
 from phases.engines.ssh.session import HostSession, op
@@ -208,6 +208,15 @@ def test_a_login_script_that_never_gives_the_command_its_turn_is_named(shells: S
     host = dataclasses.replace(place, timeouts=Timeouts(connect=30, channel=30, command=3))
     with pytest.raises(SilentHostError, match=r"login shell has not started .*choose a project.*login script"):
         HostSession(connect(host)).do(op("hello"))
+
+
+@pytest.mark.slow
+@pytest.mark.fleet
+def test_a_login_script_that_prints_without_an_end(shells: SshFleet, place: Host) -> None:
+    log_in_with(shells, "bash -c")
+    startup(shells, "bash", "yes 'are you sure?'\n")
+    with pytest.raises(UnreachableError, match="prints without an end.*are you sure.*startup files"):
+        HostSession(connect(place)).do(op("hello"))
 
 
 @pytest.mark.slow
