@@ -145,10 +145,12 @@ class Authentication(AuthStrategy):  # type: ignore[misc]
             return ()
         keys = tuple(self._agent.get_keys())
         for key in keys:
+            # With an inner key the library sends the bare key of an RSA certificate under the certificate's name; before
+            # paramiko 5 it looks for the blob in the inner key, also where there is none.
             if key.get_name().endswith(CERTIFICATE):
-                key.inner_key = (
-                    None  # else the library sends the bare key of an RSA certificate under the certificate's name
-                )
+                key.inner_key = None
+            if key.inner_key is None:
+                key.public_blob = None
         return keys
 
     def _load(self, path: Path) -> paramiko.PKey | None:

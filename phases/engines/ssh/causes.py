@@ -89,6 +89,12 @@ def not_connected(
         return silent(host, f"connecting to {where}{told}", host.timeouts.connect)
     if "banner" in text or any(isinstance(each, EOFError) for each in _chain(fault)):
         return _hung_up(host, where, peer, told)
+    if not isinstance(fault, (paramiko.SSHException, OSError)):
+        return _unreachable(
+            host,
+            f"the ssh library failed at {where}: {type(fault).__name__}: {fault}{told}.",
+            f"This is a bug, there or here: report it with the versions of the server and of paramiko {paramiko.__version__}.",
+        )
     return _unreachable(host, f"cannot connect to {where}: {text}{told}.", AGAIN)
 
 

@@ -287,6 +287,11 @@ def test_an_errno_of_this_machine_has_its_cure(number: int, cure: str) -> None:
     assert cure in fault.hint and os.strerror(number) in fault.message
 
 
+def test_a_bug_of_the_library_is_no_network() -> None:
+    fault = not_connected(Host("h", "h", "/h"), "me@h:22", AttributeError("public_blob"), None, "")
+    assert "AttributeError: public_blob" in fault.message and "network" not in fault.hint
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 def test_a_limit_on_open_files_of_this_machine(remote: Host) -> None:
     """For real: a toolkit that may open no further file."""
