@@ -29,6 +29,7 @@ def spelled(rng: random.Random, host: str, port: int, scheme: str = "http") -> s
 HOSTS = [
     "w1",
     "w2.example",
+    "localhost.example.com",
     "10.0.0.7",
     "10.0.0.8",
     "2001:db8::7",

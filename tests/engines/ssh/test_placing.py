@@ -17,6 +17,7 @@ KNOWN = {
     "gateway": {"10.5.5.5"},
     "gateway-too": {"10.5.5.5"},
     "me": {"192.0.2.10"},
+    "my-name": {"127.0.1.1"},  # as Debian writes a machine's own name into its hosts file
 }
 
 
@@ -28,7 +29,9 @@ def lookup(name: str) -> set[str]:
 
 def book(workers: dict[str, list[str]], router: str = "") -> AddressBook:
     names = Names(lambda: 0.0, lookup, seconds=30.0)
-    return AddressBook(workers, names, router=router, own=lambda address: address in ("192.0.2.10", "127.0.0.1"))
+    return AddressBook(
+        workers, names, router=router, own=lambda address: address in ("192.0.2.10", "127.0.0.1", "127.0.1.1")
+    )
 
 
 def place(workers: dict[str, str], *urls: str, router: str = ""):  # noqa: ANN201
@@ -115,6 +118,7 @@ def test_localhost_is_the_routers_own_machine() -> None:
 def test_this_machine_is_known_by_its_address_too() -> None:
     assert place({"w1": "http://127.0.0.1:30000"}, "http://me:30000").in_service("w1") is True
     assert place({"w1": "http://192.0.2.10:30000"}, "http://localhost:30000").in_service("w1") is True
+    assert place({"w1": "http://192.0.2.10:30000"}, "http://my-name:30000").in_service("w1") is True
 
 
 @pytest.mark.parametrize("seed", range(100))
