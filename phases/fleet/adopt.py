@@ -6,7 +6,6 @@ release with the playbook's launch arguments: the same server, started from a pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,11 +15,11 @@ from phases.engines.ssh.deploy import first_release
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.placing import CURE
 from phases.engines.ssh.releases import NEVER
+from phases.fleet.shared_steps import batches_under_floor
 from phases.production.production import Production
 from phases.production.releases import fleet_releases, require_values
 from phases.run.phase_run import PhaseRun
 from phases.serving.environment import environment_facts
-from phases.trial.arms import batches
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
 
     Raises:
         FleetError: a worker cannot be asked, or the router has what may be one of them under another name, or one did not come up; those adopted before it stay adopted.
-        UsageError: not one worker can be spared.
+        CapacityError: not one worker can be spared.
     """
     states = production.observe()
     lost = [f"{s.host.name}: {s.error}" for s in states if s.error]
@@ -57,14 +56,11 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
     if doubtful := [f"{s.host.name}: {s.doubt}" for s in states if s.doubt]:
         raise FleetError(f"nobody can tell whom users are served by: {ended(joined(doubtful))}", hint=CURE)
     new = [s.host for s in states if s.last_good == NEVER]  # what an earlier attempt left half done is done again
-    serving = {s.host.name for s in states if s.in_service}
     production.push([incumbent], new)
     done: list[str] = []
-    for batch in _batches(production, new, serving):
+    for batch in batches_under_floor(production, new):
         with ThreadPoolExecutor(len(batch)) as pool:
-            outcomes = list(
-                pool.map(lambda host: _one(production, host, incumbent.digest, out=host.name in serving), batch)
-            )
+            outcomes = list(pool.map(lambda host: _one(production, host, incumbent.digest), batch))
         failed = [outcome for outcome in outcomes if outcome]
         done += [host.name for host, outcome in zip(batch, outcomes, strict=True) if not outcome]
         if failed:
@@ -78,19 +74,10 @@ def adopt(production: Production, incumbent: Bundle) -> Adopted:
     return Adopted(tuple(done), tuple(s.host.name for s in states if s.host not in new))
 
 
-def _batches(production: Production, new: Sequence[Host], serving: set[str]) -> list[tuple[Host, ...]]:
-    """First those that serve nobody, all at once; then the others as the floor allows."""
-    idle, busy = [h for h in new if h.name not in serving], [h for h in new if h.name in serving]
-    floor = production.settings.min_available.of(len(production.workers))
-    in_service = len(serving) + len(idle)
-    return [*([tuple(idle)] if idle else []), *(batches(busy, in_service, floor) if busy else [])]
-
-
-def _one(production: Production, host: Host, digest: str, *, out: bool) -> str:
+def _one(production: Production, host: Host, digest: str) -> str:
     """Why it failed; empty when it serves."""
     try:
-        if out:
-            production.take_out(host, production.fleet_settings.service.drain)
+        production.take_out(host, production.fleet_settings.service.drain)
         session = production.fleet.session(host)
         first_release(session, production.take_lock(session), production.driver(host), digest, production.ready(host))
         production.warm_up(host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,13 +17,13 @@ from phases.fleet.live import Live, fleet_settings
 from phases.fleet.report import table
 from phases.ledger.checkpoint import RESULTS
 from phases.ledger.remote import RemoteUnreachable
+from phases.production.capacity import CapacityError
 from phases.production.production import Production, WorkerState
 from phases.production.releases import require_values
 from phases.run.closing import ledger_of
 from phases.run.phase_run import PhaseRun
 from phases.run.steps import Facts, Step, StepContext
 from phases.serving.environment import environment_facts
-from phases.trial.arms import batches
 from phases.trial.metrics import require_metrics
 
 FLEET, PUSH, REPORT, LEAVE = "look at the fleet", "push the releases", "write the report", "leave production"
@@ -105,10 +105,21 @@ def leave(live: Live) -> Step:
     return Step(LEAVE, "stop the own load, stop renewing, release the locks", live.leave, always=True)
 
 
-def batches_under_floor(production: Production, hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
-    """Groups that may be out of service together."""
-    floor = production.settings.min_available.of(len(production.workers))
-    return batches(hosts, len(production.service().serving), floor) if hosts else []
+def batches_under_floor(production: Production, hosts: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
+    """Groups that may be out of service together. The capacity is asked before each: what was to come back from the one before may not have.
+
+    Raises: CapacityError when not one of those left may go.
+    """
+    left = list(hosts)
+    while left:
+        batch = production.capacity.grant(left)
+        if not batch:
+            raise CapacityError(
+                f"{names(left)} cannot be taken out: {production.capacity.floor} workers must serve.",
+                hint="Bring more workers into service, or lower `production.min_available`.",
+            )
+        yield batch
+        left = [host for host in left if host not in batch]
 
 
 def together(hosts: Sequence[Host], act: Callable[[Host], Any]) -> dict[str, PhaseError]:

@@ -18,6 +18,7 @@ from phases.fleet import judging, shared_steps, traffic
 from phases.fleet.live import Live, fleet_settings
 from phases.fleet.shared_steps import FLEET, PUSH, batches_under_floor, names, together
 from phases.ledger.checkpoint import RESULTS
+from phases.production.capacity import CapacityError
 from phases.production.decided import GOING_BACK, decide, decided
 from phases.production.production import Production, WorkerState
 from phases.rollback.steps import roll_back
@@ -274,12 +275,16 @@ def _move(production: Production, moving: tuple[Host, ...], digest: str, context
     lost: dict[str, str] = {}
     here = {s.host.name: s for s in production.observe()}
     todo = tuple(host for host in moving if not _moved(here[host.name], digest))
-    for batch in batches_under_floor(production, todo):
-        for host, fault in together(batch, lambda host: production.switch(host, digest)).items():
-            lost[host] = str(fault)
-        context.progress(
-            f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service")
-        )
+    try:
+        for batch in batches_under_floor(production, todo):
+            for host, fault in together(batch, lambda host: production.switch(host, digest)).items():
+                lost[host] = str(fault)
+            context.progress(
+                f"{names(batch)}: " + (f"{', '.join(lost)} failed" if lost else f"on {digest[:12]}, in service")
+            )
+            todo = tuple(host for host in todo if host not in batch)
+    except CapacityError as fault:  # who failed before has taken the room of those that are left
+        lost |= {host.name: str(fault) for host in todo}
     return lost
 
 

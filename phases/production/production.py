@@ -30,6 +30,7 @@ from phases.engines.ssh.session import HostSession, op
 from phases.engines.ssh.settings import FleetSettings
 from phases.notify.teller import Teller, silent
 from phases.production.agreement import Agreement, compare
+from phases.production.capacity import Capacity
 from phases.production.renewer import Renewer, Turns
 from phases.production.service import Service
 from phases.production.settings import ProductionSettings
@@ -133,6 +134,9 @@ class Production:
         self.agreements: list[Agreement] = []  # of each worker switched by this process
         self.book = AddressBook.of(self.workers, self.clock, router=self.fleet_settings.router.url)
         self._told: set[str] = set()  # about the router
+        self.capacity = Capacity(
+            self.settings.min_available.of(len(self.workers)), self._service_proved, lambda: self.below_floor
+        )
 
     def __enter__(self) -> Production:
         return self
@@ -176,6 +180,25 @@ class Production:
     def service(self, *, router_needed: bool = True) -> Service:
         """Who serves users right now, without asking the hosts. Raises as `observe`."""
         return Service(self.routed(needed=router_needed), self.answering())
+
+    def _service_proved(self, router_needed: bool) -> Service:
+        """As `service`, and which of those that may serve users hang: a green /health says nothing of a stuck scheduler."""
+        seen = self.service(router_needed=router_needed)
+        asked = [host for host in self.workers if host.name in seen.maybe_serving]
+        if self.settings.liveness.every <= 0 or not asked:
+            return seen
+        with ThreadPoolExecutor(len(asked)) as pool:
+            hanging = pool.map(self._hangs, asked)
+            return replace(seen, hanging=frozenset(h.name for h, hangs in zip(asked, hanging, strict=True) if hangs))
+
+    def _hangs(self, host: Host) -> bool:
+        """Whether a completion of our own gets no answer within the deadline of `liveness`. One that is refused at once is an answer."""
+        begun, within = self.clock.monotonic(), self.settings.liveness.within
+        try:
+            self.client(host, within).generate("alive?", 4)
+        except ServingError:
+            return self.clock.monotonic() - begun >= within
+        return False
 
     def answering(self) -> frozenset[str]:
         """Names of the workers that answer a health check now, all asked at the same time."""
@@ -286,7 +309,18 @@ class Production:
         self.progress(f"{len(sent)} workers have the releases, {sum(sent.values()) >> 10} KiB sent")
 
     def take_out(self, host: Host, seconds: float) -> None:
-        """Traffic leaves, then what is in flight ends, at most so many seconds."""
+        """Traffic leaves, if the capacity allows it now; then what is in flight ends, at most so many seconds.
+
+        Raises: CapacityError when too few others serve. RouterError when the worker is not seen out; it then counts as in service.
+        """
+        self.capacity.require(host)
+        try:
+            self._empty(host, seconds)
+        except PhaseError:
+            self.capacity.back(host)
+            raise
+
+    def _empty(self, host: Host, seconds: float) -> None:
         if left := drain(
             self.router, host.at_router, lambda: in_flight(self.client(host, ASK_SECONDS)), self.clock, seconds
         ):
@@ -297,6 +331,7 @@ class Production:
         self.prove(host)
         self.take_lock(self.fleet.session(host))
         self.router.add(host.at_router)
+        self.capacity.back(host)
 
     def prove(self, host: Host) -> None:
         """Three completions of our own; ServingError when they do not come."""
@@ -358,11 +393,15 @@ class Production:
         self.put_in(host)
 
     def go_back(self, host: Host, target: str = "") -> str:
-        """Put one worker back on its last-good release (or `target`) and into service; returns the digest it runs."""
+        """Put one worker back on its last-good release (or `target`) and into service; returns the digest it runs.
+
+        Raises: CapacityError when it serves, and too few others do.
+        """
+        self.capacity.require(host, certain=False)
         if self._renewer:
             self._renewer.drop(host.name)
         try:
-            self.take_out(host, min(5.0, self.fleet_settings.service.drain))
+            self._empty(host, min(5.0, self.fleet_settings.service.drain))
         except (
             RouterError
         ) as fault:  # the host can go back all the same; that it gets its traffic again is asked for below
@@ -480,9 +519,9 @@ class Production:
 
     def turns(self) -> Turns:
         """Without the toolkit hosts go back in groups that keep to the floor too."""
-        floor = self.settings.min_available.of(len(self.workers))
         return Turns(
-            max(1, len(self.workers) - floor), self.fleet_settings.service.drain + self.fleet_settings.service.ready
+            max(1, len(self.workers) - self.capacity.floor),
+            self.fleet_settings.service.drain + self.fleet_settings.service.ready,
         )
 
     def renewer(self) -> Renewer:

@@ -12,11 +12,12 @@ class Service:
     """Workers by name.
 
     Attributes:
-        routed: whom the router sends requests to. answering: who answers a health check.
+        routed: whom the router sends requests to. answering: who answers a health check. hanging: of those, who gives no completion.
     """
 
     routed: Routed
     answering: frozenset[str]
+    hanging: frozenset[str] = frozenset()
 
     def serves(self, name: str) -> bool | None:
         """Whether users are served by a worker; None where it answers, and nobody can tell whether it is sent requests."""

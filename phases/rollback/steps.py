@@ -220,19 +220,18 @@ def _make_traffic_safe(
     production: Production, states: list[WorkerState], moved: list[WorkerState], timeline: Timeline
 ) -> None:
     """Take strayed workers out of the router while enough others stay; with too few others they keep serving until restored."""
-    floor = production.settings.min_available.of(len(states))
-    room = len([s for s in states if s.in_service and s.serving]) - floor
-    listed = [s for s in moved if s.listed]
-    idle = [
-        s for s in listed if not (s.in_service and s.serving)
-    ]  # sent requests again as soon as the router finds them well
-    out = [*idle, *[s for s in listed if s not in idle][: max(room, 0)]]
-    for state in out:
+    listed = [s.host for s in moved if s.listed]
+    out = production.capacity.grant(listed, certain=False)
+    for host in out:
         try:
-            production.router.remove(state.host.at_router)
+            production.router.remove(host.at_router)
         except RouterError as fault:  # the worker goes back all the same
             production.progress(fault.told)
-    kept = f"{floor} must stay available" if len(out) < len(listed) else _not_gone(production, [s.host for s in moved])
+    kept = (
+        f"{production.capacity.floor} must stay available"
+        if len(out) < len(listed)
+        else _not_gone(production, [s.host for s in moved])
+    )
     if not kept:
         text = f"{len(out)} worker{'s' * (len(out) != 1)} out of service" if moved else "no worker has strayed"
         timeline.note("out of service" if timeline.at("traffic safe") is not None else "traffic safe", text=text)
@@ -260,12 +259,13 @@ def _restore(
     failed: dict[str, str] = {}
     with_users = production.service(router_needed=False).maybe_serving
     serving_moved = [s.host for s in moved if s.host.name in with_users]
-    out_now = [s.host for s in moved if s.host not in serving_moved]  # nobody is served by these
-    floor = production.settings.min_available.of(len(states))
+    out_now = production.capacity.grant([s.host for s in moved if s.host not in serving_moved], certain=False)
+    serving_moved += [s.host for s in moved if s.host not in (*serving_moved, *out_now)]  # those serve again by now
+    floor = production.capacity.floor
     failed |= _restore_together(production, out_now, target, timeline)
     while serving_moved:  # asked anew before each batch: what was to come back may not have
-        room = len(production.service(router_needed=False).maybe_serving) - floor
-        if room < 1 and not production.below_floor:
+        batch = production.capacity.grant(serving_moved, certain=False)
+        if not batch:
             production.progress(
                 f"stopped at the floor: {floor} workers must serve, so the others are not restarted "
                 "(`phase rollback --below-floor` restarts them)"
@@ -273,7 +273,7 @@ def _restore(
             failed |= {host.name: f"still serves, and {floor} workers must" for host in serving_moved}
             timeline.note("stopped at the floor", text=f"{len(serving_moved)} workers left in service")
             break
-        batch, serving_moved = serving_moved[: max(room, 1)], serving_moved[max(room, 1) :]
+        serving_moved = [host for host in serving_moved if host not in batch]
         failed |= _restore_together(production, batch, target, timeline)
     if moved and timeline.at("traffic safe") is None and not failed:
         timeline.note("traffic safe", text="the last worker left the candidate")
