@@ -116,9 +116,9 @@ def test_an_entry_that_cannot_be_placed_is_named_by_status_doctor_and_adopt_and_
     try:
         fleet.configure(text=re.sub("router: .*", hooks, (fleet.repo / "playbook.yaml").read_text()))
         stranger = f"http://elsewhere.invalid:{fleet.ports[0]}"
-        foreign = "http://elsewhere.invalid:1"
+        foreign = "http://foreign.invalid:1"
         listed.write_text(f"http://localhost:{fleet.ports[1]}@0\n{stranger}\n{foreign}\n")
-        status = json.loads(fleet.phase("status", "--json").stdout)["fleet"]
+        status = json.loads(fleet.phase("status", "--json", "--timeout", "60").stdout)["fleet"]
         assert [worker["in_service"] for worker in status["workers"]] == [None, True]
         assert stranger in status["note"] and "router_url" in status["note"] and foreign not in status["note"]
         doctor = fleet.phase("doctor").stdout
