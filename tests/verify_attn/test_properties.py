@@ -39,15 +39,16 @@ def test_exponential_error_and_ends():
     assert ends[:5].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0] and math.isnan(ends[5])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("column", [0, 511, 575])
-def test_a_broken_draft_row_breaks_those_who_see_it_and_nobody_else(bad, dtype, column):
+@pytest.mark.parametrize("variant", ["cpu", "naive", "torch_gemm"])
+def test_a_broken_draft_row_breaks_those_who_see_it_and_nobody_else(bad, dtype, column, variant):
     p = problem(17, 300, dtype=dtype, tree="star")
-    clean = run(p)[0]
+    clean = run(p, variant)[0]
     pool = p.kv_pool.clone()
     pool[int(p.draft_slots[5]), column] = bad  # a leaf: only its own row sees it
-    out, lse = run(dataclasses.replace(p, kv_pool=pool))
+    out, lse = run(dataclasses.replace(p, kv_pool=pool), variant)
     assert out[5].isnan().all() and lse[5].isnan().all()
     others = [t for t in range(17) if t != 5]
     assert torch.equal(out[others], clean[others])

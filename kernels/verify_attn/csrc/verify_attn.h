@@ -19,6 +19,7 @@ extern "C" {
 #endif
 
 #define VERIFY_ATTN_ABI 1
+#define VERIFY_ATTN_HEADER 65536 /* bytes at the start of a CUDA workspace that are zero between launches: counters of partial results */
 
 enum verify_attn_dtype { VA_FLOAT32 = 0, VA_BFLOAT16 = 1, VA_FLOAT16 = 2 };
 enum verify_attn_mask {
@@ -56,7 +57,8 @@ typedef struct verify_attn_params {
   const void *mask_indptr;  /* [streams+1], element offsets; VA_MASK_QLEN and VA_MASK_FULL */
   void *out;                /* [tokens, heads, latent] */
   float *lse;               /* [tokens, heads] or NULL */
-  void *workspace;          /* workspace_bytes as the _workspace function of the variant asks; CUDA: zeroed once by the caller, left zeroed where needed */
+  void *workspace;          /* workspace_bytes as the _workspace function of the variant asks. CUDA: aligned to 16 bytes, on the device of q, zeroed once by the
+                               caller. Every variant leaves its first VERIFY_ATTN_HEADER bytes zeroed, so one serves all, one call after another on a stream */
   int64_t workspace_bytes;
   void *stream;             /* cudaStream_t; unused on the CPU */
 } verify_attn_params;

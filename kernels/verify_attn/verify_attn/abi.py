@@ -52,6 +52,10 @@ class Params(ctypes.Structure):
     ]
 
 
+# Tensors of a Problem whose addresses the parameters hold, under the same names.
+TENSORS = ("q", "kv_pool", "draft_kv", "draft_slots", "qo_indptr", "kv_indptr", "kv_indices", "prefix_lens", "mask", "mask_indptr", "out", "lse")
+
+
 def params_of(p: Problem, *, num_splits: int = 0, threads: int = 0, stream: int = 0) -> Params:
     """The C parameters of a problem. The problem's tensors must outlive every use of them.
 
@@ -119,8 +123,15 @@ class Variant:
         if reason:
             raise RefusedError(f"{self.symbol}: {reason}")
         if workspace is not None:
-            params.workspace = workspace.data_ptr()
-            params.workspace_bytes = workspace.numel() * workspace.element_size()
+            params.workspace, params.workspace_bytes = workspace.data_ptr(), workspace.nbytes
+        self.launch(params)
+
+    def launch(self, params: Params) -> None:
+        """Runs it without asking whether it refuses.
+
+        Raises:
+            KernelRunError: with the kernel's error text.
+        """
         status = self._run(params)
         if status != 0:
             raise KernelRunError(f"{self.symbol} failed ({status}): {self._error().decode()}")

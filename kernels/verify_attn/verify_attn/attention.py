@@ -67,7 +67,7 @@ def verify_attention(
         variant: `auto` or one of the variants of q's device (see README).
         num_splits: KV splits; 0 = the variant chooses.
         chunk: keys a split, fixed: a row's bits then do not depend on who shares its batch; 0 = off.
-        workspace: CUDA: uint8, zeroed once by the caller, of at least `cuda.workspace_bytes`; needed under CUDA graphs.
+        workspace: CUDA: zeroed once by the caller, of at least `cuda.workspace_bytes`; needed under CUDA graphs. One serves any calls in turn.
         max_q, max_prefix: bounds on the queries a stream and the prefix; needed under CUDA graphs, else looked up.
         threads: CPU worker threads; 0 = torch.get_num_threads().
         check_values: look inside index tensors too; default on the CPU yes, on a GPU no.

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from verify_attn.errors import InputError
@@ -18,6 +18,7 @@ from verify_attn.problem import Problem
 
 SCHEMA = "verify_attn/dispatch/v1"
 TABLE = "VERIFY_ATTN_DISPATCH"
+ALIKE = 1.1  # ratio of keys up to which a shape with the rows and streams of a measured one counts as measured
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def rows() -> tuple[Row, ...]:
 def nearest(gpu: str, problem: Problem) -> Row | None:
     """The measured shape nearest to the problem's on that GPU, or None where nothing was measured for its dtype.
 
-    Near means: smallest squared distance of the base-2 logarithms of rows (heads x max_q), streams and max_prefix.
+    Near means: smallest squared distance of the base-2 logarithms of rows (heads x max_q), streams and max_prefix. Splits are of use only
+    where they were measured: of a shape that is not nearly the problem's, the row comes with the variant's own choice.
     """
     dtype = str(problem.q.dtype).removeprefix("torch.")
     at = (problem.heads * max(problem.max_q, 1), max(problem.streams, 1), problem.max_prefix + problem.max_q)
@@ -84,4 +86,6 @@ def nearest(gpu: str, problem: Problem) -> Row | None:
         distance = sum(math.log2(a / b) ** 2 for a, b in zip(at, shape))
         if distance < least:
             best, least = row, distance
+    if best and (at[:2] != (best.heads * best.q, best.streams) or least > math.log2(ALIKE) ** 2):
+        return replace(best, splits=0)
     return best

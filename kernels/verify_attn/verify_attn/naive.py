@@ -19,11 +19,14 @@ def naive(p: Problem) -> None:
     """Fills p.out and p.lse: for each query and head its score row, the softmax of it, the weighted sum."""
     for s in streams(p):
         kv = s.kv.float()
+        broken = _take_broken(s, kv)
         value = kv[:, :p.latent_dim]
         for t in range(s.q.shape[0]):
             hidden = ~s.visible[t]
             for h in range(p.heads):
-                scores = (kv @ s.q[t, h].float()).mul_(p.scale).masked_fill_(hidden, float("-inf"))
+                scores = (kv @ s.q[t, h].float()).mul_(p.scale)
+                scores[s.prefix:].masked_fill_(broken, float("nan"))
+                scores.masked_fill_(hidden, float("-inf"))
                 total = torch.logsumexp(scores, dim=0)
                 base = torch.where(total == float("-inf"), 0.0, total)  # a row that sees nothing
                 p.out[s.rows.start + t, h] = (torch.exp(scores - base) @ value).to(p.out.dtype)
@@ -35,10 +38,20 @@ def torch_gemm(p: Problem) -> None:
     for s in streams(p):
         rows = s.q.reshape(-1, s.q.shape[2]).float()
         kv = s.kv.float()
+        broken = _take_broken(s, kv)
         scores = (rows @ kv.T).mul_(p.scale).view(-1, p.heads, kv.shape[0])
+        scores[:, :, s.prefix:].masked_fill_(broken, float("nan"))
         hidden = ~s.visible[:, s.prefix:]
         scores[:, :, s.prefix:].masked_fill_(hidden[:, None, :], float("-inf"))
         _write_all(p, s, scores, kv[:, :p.latent_dim])
+
+
+def _take_broken(s: Stream, kv: Tensor) -> Tensor:
+    """Bool [q]: draft rows with NaN or infinity, which become zeros in `kv`. Their weight is NaN where they are seen, and 0 * NaN must not be where not."""
+    draft = kv[s.prefix:]
+    broken = ~draft.isfinite().all(dim=1)
+    draft.masked_fill_(broken[:, None], 0.0)
+    return broken
 
 
 def _write_all(p: Problem, s: Stream, scores: Tensor, value: Tensor) -> None:

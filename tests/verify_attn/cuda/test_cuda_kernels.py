@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from verify_attn import cuda
+from verify_attn import abi, cuda
+from verify_attn.errors import InputError, RefusedError
+from verify_attn.problem import make_problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -198,3 +200,188 @@ def test_auto_runs_and_names_its_choice():
     expected = lab.reference(batch)
     assert cuda.run(batch.problem) in cuda.variants()
     assert not lab.judge(batch, expected).why
+
+
+# ---- the workspace ----
+
+
+def test_one_workspace_serves_every_variant_and_shape_in_turn():
+    """Also where one took another way than those before and after it: nobody overwrites what the next relies on."""
+    shapes_in_turn = [Shape(8, (9,) * 16, (3000,) * 16), Shape(8, (9,), (70000,)), Shape(8, (9,) * 16, (3000,) * 16)]
+    batches = [lab.make_batch(shape, chunk=chunk) for chunk in (64, 0) for shape in shapes_in_turn]
+    turns = [(b, v) for v in ("auto", *VARIANTS, "auto") for b in batches if v == "auto" or not cuda.refuse(v, b.problem)]
+    workspace = torch.zeros(max(cuda.workspace_bytes(b.problem, v) for b, v in turns), dtype=torch.uint8, device="cuda")
+    expected = {id(b): lab.reference(b) for b in batches}
+    for batch, variant in turns:
+        lab.poison(batch.problem)
+        ran = cuda.run(batch.problem, variant, workspace=workspace)
+        assert not lab.judge(batch, expected[id(batch)]).why, (ran, batch.problem.chunk)
+        assert not bool(workspace[:65536].any()), (ran, "left counters")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_workspace_that_was_not_zeroed_hangs_nobody(variant):
+    """Its results are worth nothing, but the launch ends, and zeros make it good again."""
+    batch = lab.make_batch(Shape.even(8, 9, 16, 3000))
+    p = batch.problem
+    skip_refused(variant, p)
+    workspace = torch.full_like(cuda.make_workspace(p, variant), 1)
+    cuda.run(p, variant, workspace=workspace)
+    torch.cuda.synchronize()
+    workspace.zero_()
+    lab.poison(p)
+    cuda.run(p, variant, workspace=workspace)
+    assert not lab.judge(batch, lab.reference(batch)).why
+
+
+def test_a_workspace_that_cannot_be_used_is_refused():
+    p = lab.make_batch(Shape.even(8, 9, 2, 700)).problem
+    size = cuda.workspace_bytes(p)
+    for workspace, why in (
+        (torch.zeros(size, dtype=torch.uint8), "is on cpu but q on cuda"),
+        (torch.zeros(size + 8, dtype=torch.uint8, device="cuda")[8:], "multiple of 16 bytes"),
+        (torch.zeros(size - 1, dtype=torch.uint8, device="cuda"), f"this call needs {size}"),
+    ):
+        with pytest.raises(InputError, match=why):
+            cuda.run(p, workspace=workspace)
+    assert cuda.run(p, workspace=torch.zeros(size, dtype=torch.uint8, device="cuda")) in VARIANTS
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nobody_waits_for_a_multiprocessor_that_a_foreign_block_holds(variant):
+    """What the block that cannot start would have done is done by the others, to the same bits, while the foreign one still runs."""
+    for shape, chunk in ((Shape.even(8, 9, 16, 4000), 0), (Shape.even(64, 9, 2, 3000), 0), (Shape.even(8, 9, 3, 3000), 128), (Shape.even(8, 9, 40, 900), 0)):
+        batch = lab.make_batch(shape, chunk=chunk)
+        p = batch.problem
+        if cuda.refuse(variant, p):
+            continue
+        workspace = cuda.make_workspace(p, variant)
+        cuda.run(p, variant, workspace=workspace)
+        alone, alone_lse = p.out.clone(), p.lse.clone()
+        lab.poison(p)
+        foreign, held, ours = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(foreign):
+            torch.cuda._sleep(500_000_000)  # one block, a quarter of a second
+            held.record()
+        for _ in range(3):
+            cuda.run(p, variant, workspace=workspace)
+        ours.record()
+        ours.synchronize()
+        ended_before = not held.query()
+        held.synchronize()
+        assert ended_before, "ours waited for the foreign block"
+        assert torch.equal(p.out, alone) and torch.equal(p.lse, alone_lse)
+        assert not bool(workspace[:65536].any())
+
+
+# ---- batch invariance where a block has several items ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("heads, q, chunk", [(64, 9, 512), (8, 9, 64), (8, 17, 192), (5, 7, 100)])
+def test_what_a_block_did_before_does_not_show_in_the_bits(variant, heads, q, chunk):
+    """A stream behind others, whose items begin wherever those before ended."""
+    for before, prefix in ((33, 40), (140, 70), (150, 130)):
+        together = lab.make_batch(Shape(heads, (q,) * (before + 2), (prefix,) * before + (900, 333)), chunk=chunk).problem
+        if cuda.refuse(variant, together):
+            continue
+        cuda.run(together, variant)
+        for b in (before, before + 1):
+            alone = _alone(together, b, b * q, q)
+            lab.poison(alone)
+            cuda.run(alone, variant)
+            rows = slice(b * q, b * q + q)
+            assert torch.equal(alone.out, together.out[rows]) and torch.equal(alone.lse, together.lse[rows]), (before, b)
+
+
+def test_auto_keeps_its_variant_in_batch_invariant_mode():
+    chosen = {cuda.choose(lab.make_batch(Shape(8, (9,) * len(prefixes), prefixes), chunk=64).problem)[0]
+              for prefixes in ((1000,), (1000, 70000), (3000,) * 16)}  # fmt: skip
+    assert len(chosen) == 1
+    long = lab.make_batch(Shape(8, (9,), (1000,)), chunk=1, max_prefix=20_000_000)
+    with pytest.raises(RefusedError, match="auto takes no other variant"):
+        cuda.choose(long.problem)
+
+
+# ---- masks, NaN, range ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_masks_of_ragged_streams_are_read_as_padded(variant):
+    batch = lab.make_batch(Shape(8, (9, 5, 9), (300, 40, 777), padding=4))
+    padded = torch.ones(3, 9, 9, dtype=torch.bool, device="cuda")
+    for b, mask in enumerate(batch.masks):
+        padded[b, : len(mask), : len(mask)] = mask
+    p = batch.problem
+    again = make_problem(p.q, p.kv_pool, qo_indptr=p.qo_indptr, kv_indptr=p.kv_indptr, kv_indices=p.kv_indices, prefix_lens=p.prefix_lens,
+                         draft_slots=p.draft_slots, mask=padded, scale=p.scale, out=p.out, lse=p.lse, max_q=9, max_prefix=777)  # fmt: skip
+    skip_refused(variant, again)
+    lab.poison(again)
+    cuda.run(again, variant)
+    assert not lab.judge(batch, lab.reference(batch)).why
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("column", [3, 511, 540])
+def test_a_broken_draft_row_reaches_the_rows_that_see_it_and_no_other(variant, dtype, column):
+    for q, prefix, beside, chunk in ((9, 500, False, 0), (65, 500, True, 0), (70, 37, False, 0), (9, 1000, True, 64)):
+        for value in (torch.nan, torch.inf, -torch.inf):
+            batch = lab.make_batch(Shape.even(8, q, 3, prefix, dtype=dtype, beside=beside), seed=q, chunk=chunk)
+            p = batch.problem
+            if cuda.refuse(variant, p):
+                continue
+            cuda.run(p, variant)
+            whole, whole_lse = p.out.clone(), p.lse.clone()
+            row = q + 2  # the third of stream 1
+            if beside:
+                p.draft_kv[row, column] = value
+            else:
+                p.kv_pool[p.draft_slots[row].long(), column] = value
+            lab.poison(p)
+            cuda.run(p, variant)
+            sees = torch.zeros(3 * q, dtype=torch.bool, device="cuda")
+            sees[q : 2 * q] = batch.masks[1][:, 2]
+            assert bool(p.out[sees].isnan().all()) and bool(p.lse[sees].isnan().all()), (q, value)
+            off = float((p.out[~sees].double() - whole[~sees].double()).norm() / whole[~sees].double().norm())  # partial results may be scaled otherwise
+            assert off <= 1e-4 and float((p.lse[~sees] - whole_lse[~sees]).abs().max()) <= 1e-5, (q, value, off)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_large_latent_leaves_the_others_their_digits(variant, dtype):
+    """Up to the ratio of README: halves under one power of two carry the partial results of a warp's latents."""
+    for shape in (Shape.even(8, 9, 2, 6000, dtype=dtype), Shape.even(64, 9, 1, 6000, dtype=dtype)):
+        batch = lab.make_batch(shape)
+        p = batch.problem
+        skip_refused(variant, p)
+        p.kv_pool[:, 77] *= 2.0**18 if dtype == torch.bfloat16 else 2.0**12
+        p.q[:, :, 77] = 0  # its scores are none of this test's business
+        expected = lab.reference(batch)
+        cuda.run(p, variant)
+        others = [d for d in range(512) if d != 77]
+        error = float((p.out[..., others].double() - expected[0][..., others]).norm() / expected[0][..., others].norm())
+        assert error <= lab.TOLERANCE[dtype], error
+
+
+# ---- plans ----
+
+
+@pytest.mark.parametrize("variant", ["auto", *VARIANTS])
+def test_a_plan_does_what_run_does(variant):
+    batch, other = (lab.make_batch(Shape.even(8, 9, 2, 700), seed=s) for s in (1, 2))
+    p = batch.problem
+    if variant != "auto":
+        skip_refused(variant, p)
+    plan = cuda.Plan(p, variant)
+    plan()
+    assert not lab.judge(batch, lab.reference(batch)).why
+    lab.poison(other.problem)
+    plan(**{name: tensor for name in abi.TENSORS if (tensor := getattr(other.problem, name)) is not None})
+    assert not lab.judge(other, lab.reference(other)).why
+    plan(kv_indices=torch.cat([other.problem.kv_indices] * 2))  # any length
+    for wrong, why in ((dict(q=p.q[:5]), "make another plan"), (dict(out=p.out.float()), "make another plan"), (dict(draft_kv=p.kv_pool), "is no tensor of"),
+                       (dict(q=torch.empty(p.q.numel() + 4, dtype=p.q.dtype, device="cuda")[4:].view_as(p.q)), "8 bytes past a multiple of 16")):  # fmt: skip
+        with pytest.raises(InputError, match=why):
+            plan(**wrong)

@@ -45,16 +45,24 @@ def test_a_table_survives_writing_and_reading(own_table):
 def test_nearest_takes_the_closest_shape_of_that_gpu_and_dtype(own_table):
     small, large = replace(ROW, streams=1, prefix=1024, variant="per_head"), replace(ROW, streams=64, prefix=65536)
     own_table(small, large, replace(ROW, gpu="Another GPU", streams=2, prefix=1024), replace(ROW, dtype="float32"))
-    assert dispatch.nearest("Some GPU", problem(streams=2, prefix=900)) == small
-    assert dispatch.nearest("Some GPU", problem(streams=32, prefix=70000)) == large
+    assert dispatch.nearest("Some GPU", problem(streams=1, prefix=1100)) == small
+    assert dispatch.nearest("Some GPU", problem(streams=64, prefix=70000)) == large
     assert dispatch.nearest("Some GPU", problem(dtype=torch.float16)) is None
     assert dispatch.nearest("Unknown GPU", problem()) is None
+
+
+@pytest.mark.parametrize("changed", [{"streams": 17}, {"prefix": 20000}, {"q": 10}, {"heads": 9}])
+def test_splits_are_taken_from_a_shape_only_where_it_was_measured(own_table, changed):
+    """A neighbour's may leave most of the chip idle: 16 splits a stream fit one stream, not two."""
+    own_table(ROW)
+    assert dispatch.nearest("Some GPU", problem()) == ROW
+    assert dispatch.nearest("Some GPU", problem(**changed)) == replace(ROW, splits=0)
 
 
 def test_nearest_counts_rows_not_heads(own_table):
     few, many = replace(ROW, q=9), replace(ROW, heads=64, q=9, variant="hopper")
     own_table(few, many)
-    assert dispatch.nearest("Some GPU", problem(heads=8, q=65)) == many
+    assert dispatch.nearest("Some GPU", problem(heads=8, q=65)) == replace(many, splits=0)
 
 
 def test_the_machines_own_rows_replace_the_shipped_ones_of_that_gpu(own_table):

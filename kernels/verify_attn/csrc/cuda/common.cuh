@@ -232,21 +232,29 @@ __device__ __forceinline__ float natural_lse(float max, float sum, bool broken) 
   return sum == 0.f ? -INFINITY : (max + log2f(sum)) * kLn2;
 }
 
-// ---- last block combines ------------------------------------------------------------------------------------------
+// ---- NaN and infinity ----------------------------------------------------------------------------------------------
+// They reach every row that sees them, and no other. All scores of such a key are NaN or infinite, which tells it: a row that sees it gets NaN,
+// and where rows may not (draft rows) the key's own such elements become zeros before they are weighted, since 0 * NaN is NaN.
 
-/* Count this block in; true in every thread of the block that is the last of `expected`. The last one leaves the counter
- * zeroed for the next launch. Whole block; the caller's writes before it are visible to the last block after it. */
-__device__ __forceinline__ bool arrive_last(unsigned *counter, unsigned expected) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1u) == expected - 1;
-    if (last) *counter = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  return last;
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < INFINITY; }
+__device__ __forceinline__ float nan_unless_finite(float x) { return is_finite(x) ? x : __int_as_float(0x7fffffff); }
+
+template <typename T> constexpr uint32_t kExponentBits = 0;
+template <> constexpr uint32_t kExponentBits<__nv_bfloat16> = 0x7f80;
+template <> constexpr uint32_t kExponentBits<__half> = 0x7c00;
+
+/* Two packed elements, the NaN and infinite ones replaced by zeros. */
+template <typename T> __device__ __forceinline__ uint32_t finite_or_zero(uint32_t pair) {
+  constexpr uint32_t kExponent = kExponentBits<T>;
+  if ((pair & kExponent) == kExponent) pair &= 0xffff0000u;
+  if ((pair >> 16 & kExponent) == kExponent) pair &= 0xffffu;
+  return pair;
+}
+
+/* The same in shared memory. One pair at a time: this is rare, and where it is done there are no registers to spare. */
+template <typename T> __device__ __forceinline__ void mend_pair(void *at) {
+  volatile uint32_t *pair = static_cast<uint32_t *>(at);
+  *pair = finite_or_zero<T>(*pair);
 }
 
 }  // namespace va

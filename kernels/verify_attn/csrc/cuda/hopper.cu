@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     if (item.kind == kEnd) break;
     if (deals && !alone) deal(k);
     if (item.kind == kMerge) {
-      merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
+      merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + S::kStarted));
       continue;
     }
     copy_q<T, kRows>(p, item);
@@ -69,16 +69,16 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     Stretch at{item.key_begin, item.key_begin, item.key_end};
     for (; at.key < at.end; at.key += kTile, ++turn.count)
       tile<T, kRows>(p, plan, item, shared, group, at, turn, q_parity, s, o, sum);
-    bool whole = item.parts == 1;
+    bool whole = item.parts == 1, odd = (turn.count - unsigned(item.key_end - item.key_begin + kTile - 1) / kTile) & 1;
     int exponent = whole ? 0 : exponent_of<kRows>(o);
-    sum_rows<kRows>(shared, exponent, sum);
+    sum_rows<kRows>(shared, odd, exponent, sum);
     finish_rows<kRows>(p, item, ws, shared);
     if (!whole) store_part<kRows>(item, ws, exponent, o);
     hand_over();
     if (whole) store_whole<T, kRows>(p, item, shared, o);
-    else arrive_part(item, ws);
+    else if (threadIdx.x == 0) arrive_part(ws.counters + item.counter);
     if (alone) {
-      if (!whole) merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared));
+      if (!whole) merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + S::kStarted));
       break;
     }
     if (speaks) barrier_arrive(kBase + S::kDrained);
@@ -88,6 +88,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
 template <int kRows> __device__ __forceinline__ void init_barriers(char *shared) {
   using S = Shared<kRows>;
   if (shared_address(shared) != kBase) __trap();
+  *reinterpret_cast<volatile unsigned *>(shared + S::kStarted) = clock_now();
   for (int i = 0; i < 4; ++i) barrier_init(kBase + S::kFull + i * 8, 128), barrier_init(kBase + S::kEmpty + i * 8, 8);
   for (int i = 0; i < 3; ++i) barrier_init(kBase + S::kDealt + i * 8, 1);
   barrier_init(kBase + S::kQFull, kMergers), barrier_init(kBase + S::kDrained, 8);
@@ -152,7 +153,8 @@ int64_t slots_of(const Params *p, const Plan &plan) {
 template <typename T, int kRows> int launch(const Params *p) {
   Plan plan = plan_of(p, kRows);
   Layout<kRows> layout{slots_of(p, plan)};
-  return launch_resident(hopper_kernel<T, kRows>, "hopper", p, plan, layout, kThreads, Shared<kRows>::kBytes);
+  static Allowed allowed;
+  return launch_plan(hopper_kernel<T, kRows>, "hopper", p, plan, layout, kThreads, Shared<kRows>::kBytes, allowed);
 }
 
 template <typename T> int launch_rows(const Params *p) {

@@ -1,5 +1,6 @@
 // Host side of `hopper` and `hopper_rows`: the plan by what the host knows of a batch, what both refuse, the launch.
 #pragma once
+#include "hopper_meet.cuh"
 #include "hopper_work.cuh"
 #include "host.cuh"
 
@@ -57,21 +58,14 @@ inline const char *refuse_chunks(const Params *p, const Plan &plan, int most_chu
   return nullptr;
 }
 
-/* Launch with every block resident, since blocks wait for each other; 0 or an error code. */
+/* Launch a block a multiprocessor, or fewer; 0 or an error code. */
 template <typename Layout>
-inline int launch_resident(void (*kernel)(const Params, const Plan, Layout), const char *name, const Params *p, const Plan &plan, Layout layout,
-                           int threads, int shared_bytes, int more_blocks = 0) {
-  if (!p->workspace || p->workspace_bytes < layout.bytes())
-    return fail("%s: workspace of %lld bytes, needs %lld", name, (long long)p->workspace_bytes, (long long)layout.bytes());
-  if (int failed = allow_shared(kernel, shared_bytes, name)) return failed;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(plan.groups * plan.lanes + more_blocks), config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes, config.stream = static_cast<cudaStream_t>(p->stream);
-  cudaLaunchAttribute cooperative = {};
-  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
-  config.attrs = &cooperative, config.numAttrs = 1;
-  cudaError_t status = cudaLaunchKernelEx(&config, kernel, *p, plan, layout);
-  return status == cudaSuccess ? 0 : fail("%s: %s", name, cudaGetErrorString(status));
+inline int launch_plan(void (*kernel)(const Params, const Plan, Layout), const char *name, const Params *p, const Plan &plan, Layout layout,
+                       int threads, int shared_bytes, Allowed &allowed, int more_blocks = 0) {
+  if (int failed = check_workspace(p, layout.bytes(), name)) return failed;
+  if (int failed = allow_shared(kernel, shared_bytes, name, allowed)) return failed;
+  kernel<<<plan.groups * plan.lanes + more_blocks, threads, shared_bytes, static_cast<cudaStream_t>(p->stream)>>>(*p, plan, layout);
+  return launched(name);
 }
 
 }  // namespace hopper

@@ -18,8 +18,8 @@ template <int kRows> struct Shared {
   // mbarriers, for halves of the columns where there are four: [buffer][half]
   static constexpr int kFull = kMisc, kEmpty = kMisc + 32, kQFull = kMisc + 64, kDrained = kMisc + 72, kDealt = kMisc + 80;
   static constexpr int kRescale = kMisc + 104, kItems = kMisc + 112, kReference = kItems + 3 * 96;
-  static constexpr int kAlpha = kReference + kRows * 4, kBytes = kMisc + 1024;
-  static_assert(kAlpha + kRows * 4 <= kBytes && kQChunk % 1024 == 0, "layout");
+  static constexpr int kAlpha = kReference + kRows * 4, kStarted = kMisc + 1016, kBytes = kMisc + 1024;
+  static_assert(kAlpha + kRows * 4 <= kStarted && kQChunk % 1024 == 0, "layout");
 
   static __device__ __forceinline__ int latents(int buffer) { return buffer ? kLatent1 : kLatent0; }
   static __device__ __forceinline__ int rope(int buffer) { return buffer ? kRope1 : kRope0; }

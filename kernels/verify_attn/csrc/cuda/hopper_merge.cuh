@@ -1,13 +1,14 @@
 // Merging of the partial results of the `hopper` variant inside the launch that made them.
 //
-// All blocks are resident (cooperative launch). Each writes its partial results, counts itself in, waits for the other
-// parts of the row tile and merges its own 1/parts of the elements, always in the same order: reruns give the same bits.
-// Values travel as fp16, divided by one power of two a warp (11 bits of them, where the output keeps 8), in the order in which
-// wgmma leaves them in registers: a "position" is one thread's 2 rows x 4 latents; rows outermost, so a slice touches few rows.
+// Each block writes its partial results, meets those that have the other parts of the row tile (hopper_meet.cuh) and merges 1/parts of the
+// elements, always in the same order: reruns give the same bits.
+// Values travel as fp16, divided by one power of two a warp (11 bits of them, where the output keeps 8; fewer of values more than 2^28 below
+// the largest of the warp's 64 latents and all rows), in the order in which wgmma leaves them in registers: a "position" is one thread's
+// 2 rows x 4 latents; rows outermost, so a slice touches few rows.
 // The softmax states stand beside them once for each warp, relative to that power, so that a thread needs nothing but a position's values and
 // states: both are loaded at once, and no weights are worked out in between. What cold code costs decides the rest (about 6 clocks an instruction).
 #pragma once
-#include "hopper_ptx.cuh"
+#include "hopper_meet.cuh"
 #include "hopper_work.cuh"
 
 namespace va {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void hand_over() {
 }
 
 struct Workspace {
-  unsigned *counters;  // of every other one: parts that arrived, then blocks that have seen them all
+  unsigned *counters;
   float2 *states;      // [slot][warp][row]: max, sum, both so that weights of them are those of the warp's values
   uint4 *values;       // [slot][position]: for latents d, d + 8, d + 64, d + 72, rows n and n + 1 as halves
 };
@@ -62,24 +63,6 @@ __device__ __forceinline__ int half_exponent(uint32_t largest) {
   return largest >= 0x7f800000u ? 27 : max(int(largest >> 23), 61) - 141;
 }
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
-
-/* Wait until all parts of the item's row tile are in the workspace. */
-__device__ __forceinline__ void await_parts(const unsigned *counters, const Item &item) {
-  if (threadIdx.x == 0) {
-    unsigned seen;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counters + 2 * item.counter) : "memory");
-    } while (seen < unsigned(item.parts));
-  }
-  sync_threads(kAll, kMergers);
-}
-
-/* Count this block out, once it has seen all parts: the counter goes on to 2 * parts - 1 and then, by the last one, back to zero for
- * the next launch. One thread. */
-__device__ __forceinline__ void leave_parts(unsigned *counters, const Item &item) {
-  if (threadIdx.x == 0)
-    asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counters + 2 * item.counter), "r"(2 * item.parts - 1) : "memory");
-}
 
 constexpr int kBatch = 12, kFew = 8;  // loads of values (and as many of states) a thread has in flight; kFew: of up to four parts
 
@@ -222,18 +205,16 @@ struct Table {
   }
 };
 
-/* Merge this block's slice of a row tile, once all parts are there. `table`: free shared memory. threadIdx.x < kMergers. */
+/* Merge slice `part` of a row tile. `table`: free shared memory. threadIdx.x < kMergers. */
 template <typename T, int kRows>
-__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, Table &table) {
+__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, Table &table, int part) {
   constexpr int kPositions = kRows * 64;
   int parts = item.parts, rows = item.rows, thread = threadIdx.x;
-  int first = item.part * kPositions / parts, last = (item.part + 1) * kPositions / parts;
+  int first = part * kPositions / parts, last = (part + 1) * kPositions / parts;
   int teams = teams_for(quotient_up(kPositions, parts), parts), seats = quotient(kMergers, teams), team = quotient(thread, seats);
   int seat = thread - team * seats;
   int64_t start = item.slot_base + int64_t(team) * item.slot_step - item.slot_shift, stride = int64_t(teams) * item.slot_step;
   T *out = static_cast<T *>(p.out) + item.first_row * 512;
-  await_parts(ws.counters, item);
-  leave_parts(ws.counters, item);
   if (parts <= 4) return parts <= 2 ? merge_few<T, kRows, 2>(p, item, ws, first, last) : merge_few<T, kRows, 4>(p, item, ws, first, last);
 #pragma unroll 1
   for (int round = first; round < last; round += seats) {  // the same rounds for every thread
@@ -266,8 +247,17 @@ __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, c
 
 /* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
 template <typename T, int kRows>
-__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
-  merge_slice<T, kRows>(p, item, ws, *reinterpret_cast<Table *>(scratch));
+__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, unsigned started) {
+  int duty = meet(ws.counters + item.counter, item.parts, started, kAll, kMergers, reinterpret_cast<int *>(scratch));
+  if (duty == kNoShare) return;
+  int part = item.part, end = part + 1;
+  if (duty == kAllShares) part = 0, end = item.parts;
+#pragma unroll 1
+  for (;;) {
+    merge_slice<T, kRows>(p, item, ws, *reinterpret_cast<Table *>(scratch), part);
+    if (++part >= end) break;
+    sync_threads(kAll, kMergers);  // the table has been read
+  }
 }
 
 }  // namespace hopper

@@ -45,7 +45,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     if (item.kind == kEnd) break;
     if (deals) deal(k);
     if (item.kind == kMerge) {
-      merge<T>(p, item, ws, reinterpret_cast<float *>(shared));
+      merge<T>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + Shared::kStarted));
       continue;
     }
     float o[4][32] = {};
@@ -60,6 +60,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
 
 __device__ __forceinline__ void init_barriers(char *shared) {
   if (shared_address(shared) != kBase) __trap();
+  *reinterpret_cast<volatile unsigned *>(shared + Shared::kStarted) = clock_now();
   for (int i = 0; i < 2 * kParts; ++i)
     barrier_init(kBase + Shared::kFull + i * 8, 128), barrier_init(kBase + Shared::kEmpty + i * 8, 4);
   for (int i = 0; i < 3; ++i) barrier_init(kBase + Shared::kDealt + i * 8, 1);
@@ -99,9 +100,10 @@ int64_t slots_of(const Params *p, const Plan &plan) {
 }
 
 template <typename T> int launch(const Params *p) {
+  static Allowed allowed;
   Plan plan = hopper::plan_of(p, kRows);
   Layout layout{slots_of(p, plan)};
-  return hopper::launch_resident(hopper_rows_kernel<T>, "hopper_rows", p, plan, layout, kThreads, Shared::kBytes, helpers_of(plan));
+  return hopper::launch_plan(hopper_rows_kernel<T>, "hopper_rows", p, plan, layout, kThreads, Shared::kBytes, allowed, helpers_of(plan));
 }
 
 }  // namespace

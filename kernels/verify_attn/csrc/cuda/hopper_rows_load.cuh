@@ -11,7 +11,8 @@ namespace rows {
 
 constexpr int kLatent = 512, kRow = 576, kParts = 4;
 constexpr int kConsumers = 256;         // threads of both consumer warpgroups
-enum Barrier { kAll = 1, kProbs = 2 };  // named: of all consumers; and kProbs + g: P of consumer g's tile is in shared memory
+// Named: of all consumers; kProbs + g: P of consumer g's tile is in shared memory; kOwn + g: of consumer g.
+enum Barrier { kAll = 1, kProbs = 2, kOwn = 4 };
 // Where dynamic shared memory starts in a kernel without static shared memory (checked at run time).
 constexpr uint32_t kBase = 1024;
 
@@ -20,7 +21,7 @@ struct Shared {
   static constexpr int kQ = 0, kTiles = 73728, kProbs = 3 * 73728, kMisc = kProbs + 8192;  // kProbs: P of the last tile, as a thread's registers
   static constexpr int kFull = kMisc, kEmpty = kMisc + 64;  // mbarriers [buffer][part]
   static constexpr int kQFull = kMisc + 128, kDrained = kMisc + 136, kDealt = kMisc + 144;
-  static constexpr int kMoved = kMisc + 168, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
+  static constexpr int kMoved = kMisc + 168, kStarted = kMisc + 208, kItems = kMisc + 256, kAlpha = kItems + 3 * 96;
   static constexpr int kReference = kAlpha + 512, kSums = kReference + 512, kBytes = kSums + 512;
   static_assert(kBytes <= 232448, "more than a block can have");
 

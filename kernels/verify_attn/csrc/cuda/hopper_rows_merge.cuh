@@ -1,11 +1,12 @@
 // What the `hopper_rows` variant's consumers do with a finished item: O to the output, or to the workspace, where the blocks that share a row
 // tile merge it inside the launch.
 //
-// All blocks are resident (cooperative launch). Each writes its partial results, counts itself in, waits for the other parts of the row
-// tile and merges its own 1/parts of the elements, always adding in part order: reruns give the same bits. Values travel as fp16 under one
-// power of two a warp, in the order in which wgmma leaves them in registers: a "position" is a thread's rows r0 and r1 at columns c, c + 1,
-// c + 8, c + 9; the 512 positions of a warp stand together, those of the other consumer's same rows behind them.
+// Each block writes its partial results, meets those that have the other parts of the row tile (hopper_meet.cuh) and merges 1/parts of the elements,
+// always adding in part order: reruns give the same bits. Values travel as fp16 under one power of two a warp (11 bits; fewer of values more than
+// 2^28 below the largest of the warp's 256 columns of 16 rows), in the order in which wgmma leaves them in registers: a "position" is a thread's
+// rows r0 and r1 at columns c, c + 1, c + 8, c + 9; the 512 positions of a warp stand together, those of the other consumer's same rows behind them.
 #pragma once
+#include "hopper_meet.cuh"
 #include "hopper_rows_tile.cuh"
 
 namespace va {
@@ -14,14 +15,14 @@ namespace rows {
 constexpr int kPositions = kRows * 64, kStates = kRows + 4;  // of a slot
 
 struct Workspace {
-  unsigned *counters;  // pairs: parts that arrived, blocks that left
+  unsigned *counters;
   float2 *states;      // [slot][row]: max, sum; then the scales of the 8 warps, two by two
   uint4 *values;       // [slot][position]
 };
 
-/* Offsets in bytes. Counters are zero between launches. */
+/* Offsets in bytes, behind the header with the counters. */
 struct Layout {
-  static constexpr int64_t kStatesAt = hopper::kCounters * 8;
+  static constexpr int64_t kStatesAt = VERIFY_ATTN_HEADER;
   int64_t slots;
   __host__ __device__ int64_t values() const { return kStatesAt + (slots * kStates * 8 + 255) / 256 * 256; }
   __host__ __device__ int64_t bytes() const { return values() + slots * kPositions * 16; }
@@ -67,8 +68,7 @@ __device__ __forceinline__ void store_part(const Item &item, const Workspace &ws
     __stcg(to + n * 32, make_uint4(h[0], h[1], h[2], h[3]));
   }
   sync_threads(kAll, kConsumers);
-  if (threadIdx.x == 0)  // release: with the barrier before it, covers every thread's stores
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
+  if (threadIdx.x == 0) arrive_part(ws.counters + item.counter);
 }
 
 /* The item's O, normalised, to the output by way of buffer 1 (rows of 1024 bytes, 16-byte pieces swizzled), and lse. */
@@ -105,34 +105,13 @@ __device__ __forceinline__ void store_whole(const Params &p, const Item &item, c
 
 // ---- merging ------------------------------------------------------------------------------------------------------
 
-/* Wait until all parts of the item's row tile are in the workspace. */
-__device__ __forceinline__ void await_all(const unsigned *counters, const Item &item) {
-  if (threadIdx.x == 0) {
-    unsigned seen;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counters + 2 * item.counter) : "memory");
-    } while (seen < unsigned(item.parts));
-  }
-  sync_threads(kAll, kConsumers);
-}
-
-/* Count this block out; the last one leaves both counters zeroed for the next launch. */
-__device__ __forceinline__ void leave(unsigned *counters, const Item &item) {
-  sync_threads(kAll, kConsumers);
-  if (threadIdx.x == 0) {
-    unsigned *pair = counters + 2 * item.counter;
-    if (atomicAdd(pair + 1, 1u) == unsigned(item.parts) - 1) pair[0] = 0, pair[1] = 0;
-  }
-}
-
 /* A block's slice of the positions of a row tile, and the states of its rows in shared memory: [part][row], rows `stride` apart. */
 struct Slice {
   int first, last, row0, columns, stride;
   float *scales, *weights, *sums;
 
-  __device__ __forceinline__ Slice(const Item &item, float *scratch) {
-    int parts = item.parts;
-    first = item.part * kPositions / parts, last = (item.part + 1) * kPositions / parts;
+  __device__ __forceinline__ Slice(int part, int parts, float *scratch) {
+    first = part * kPositions / parts, last = (part + 1) * kPositions / parts;
     row0 = first / 1024 * 16, columns = (last - 1) / 1024 * 16 + 16 - row0, stride = columns + 1;
     scales = scratch, weights = scales + parts * 8, sums = weights + parts * stride;
   }
@@ -199,30 +178,41 @@ __device__ __forceinline__ void sum_parts(const Item &item, const Slice &s, cons
   }
 }
 
-/* Merge this block's slice of the item's row tile. `scratch`: shared memory, free of other use. A function of its own to keep its registers
- * out of the main loop's. */
-template <typename T> __device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch) {
-  await_all(ws.counters, item);
-  Slice s(item, scratch);
-  if (s.first < s.last) {
-    load_states(item, ws.states + item.slot_base * int64_t(kStates), s);
-    hand_over();
-    weigh(p, item, s);
-    hand_over();
-    T *out = static_cast<T *>(p.out) + item.first_row * kLatent;
-    for (int at = s.first + threadIdx.x; at < s.last; at += kConsumers) {
-      int lane = at % 32, n = at / 1024 * 16 + (lane >> 2), c = at / 512 % 2 * 256 + at % 512 / 32 * 16 + (lane & 3) * 2;
-      float4 sum[2] = {};
-      sum_parts(item, s, ws.values + item.slot_base * int64_t(kPositions), at, sum);
+/* Merge slice `part` of a row tile. `scratch`: shared memory, free of other use. */
+template <typename T> __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, float *scratch, int part) {
+  Slice s(part, item.parts, scratch);
+  if (s.first >= s.last) return;
+  load_states(item, ws.states + item.slot_base * int64_t(kStates), s);
+  hand_over();
+  weigh(p, item, s);
+  hand_over();
+  T *out = static_cast<T *>(p.out) + item.first_row * kLatent;
+  for (int at = s.first + threadIdx.x; at < s.last; at += kConsumers) {
+    int lane = at % 32, n = at / 1024 * 16 + (lane >> 2), c = at / 512 % 2 * 256 + at % 512 / 32 * 16 + (lane & 3) * 2;
+    float4 sum[2] = {};
+    sum_parts(item, s, ws.values + item.slot_base * int64_t(kPositions), at, sum);
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (n + 8 * r < item.rows) {
-          uint32_t *to = reinterpret_cast<uint32_t *>(out + (n + 8 * r) * kLatent + c);
-          to[0] = pack2<T>(sum[r].x, sum[r].y), to[4] = pack2<T>(sum[r].z, sum[r].w);
-        }
-    }
+    for (int r = 0; r < 2; ++r)
+      if (n + 8 * r < item.rows) {
+        uint32_t *to = reinterpret_cast<uint32_t *>(out + (n + 8 * r) * kLatent + c);
+        to[0] = pack2<T>(sum[r].x, sum[r].y), to[4] = pack2<T>(sum[r].z, sum[r].w);
+      }
   }
-  leave(ws.counters, item);
+}
+
+/* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
+template <typename T>
+__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, unsigned started) {
+  int duty = meet(ws.counters + item.counter, item.parts, started, kAll, kConsumers, reinterpret_cast<int *>(scratch));
+  if (duty == kNoShare) return;
+  int part = item.part, end = part + 1;
+  if (duty == kAllShares) part = 0, end = item.parts;
+#pragma unroll 1
+  for (;; ++part) {
+    merge_slice<T>(p, item, ws, scratch, part);
+    sync_threads(kAll, kConsumers);  // the scratch has been read
+    if (part + 1 >= end) break;
+  }
 }
 
 }  // namespace rows

@@ -122,9 +122,29 @@ template <typename T> struct Run {
     return __any_sync(~0u, moves[0] || moves[1]);
   }
 
+  /* Scores of keys with NaN or infinity: NaN where they are not finite, and zeros for such elements of the keys' latents. Every warp has scores of
+   * all keys and mends them itself, once no other's S reads the tile: the same zeros. */
+  __device__ __forceinline__ void mend_keys(float (&s)[32]) const {
+    unsigned broken = 0;  // of the thread's 16 keys, by row r0
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (!is_finite(s[i / 2 * 4 + i % 2])) broken |= 1u << i;
+    if (__builtin_expect(!sync_any(kOwn + group, 128, broken), 1)) return;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = nan_unless_finite(s[i]);
+#pragma unroll 1
+    for (int key = 0; key < kTile; ++key) {
+      if (!(__shfl_sync(~0u, broken, (key & 7) >> 1) >> ((key >> 3) * 2 + (key & 1)) & 1)) continue;
+#pragma unroll 1
+      for (int chunk = 0; chunk < 8; ++chunk) mend_pair<T>(shared + Shared::tile(group) + chunk * 8192 + key * 128 + lane() * 4);
+    }
+    fence_async_proxy();
+  }
+
   /* Makes s (done) relative to the references, which move if they must; alpha has the factors for O, and the result is whether any is not 1. */
   __device__ __forceinline__ bool refer(int key, float (&s)[32], unsigned hidden, Rows &rows, float (&alpha)[2]) const {
     if (masked(key)) {
+      mend_keys(s);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = hidden >> i & 1 ? -INFINITY : s[i];
     }

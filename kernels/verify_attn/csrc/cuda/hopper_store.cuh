@@ -15,12 +15,13 @@ template <int kRows> __device__ __forceinline__ int exponent_of(const float (&o)
   return half_exponent(__reduce_max_sync(~0u, __float_as_uint(largest)));
 }
 
-/* Every thread's sums of its rows, and its warp's exponent, to shared memory: over Q, dead once both warpgroups have the last P. */
-template <int kRows> __device__ __forceinline__ void sum_rows(char *shared, int exponent, const float (&sum)[kRows / 4]) {
-  int n = threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
+/* Every thread's sums of its rows, and its warp's exponent, to shared memory: over Q, dead once both warpgroups have the last P. Those of the
+ * warpgroup that had the item's first tile stand first (`odd`: it was the second one), so that their order does not tell what the block did before. */
+template <int kRows> __device__ __forceinline__ void sum_rows(char *shared, bool odd, int exponent, const float (&sum)[kRows / 4]) {
+  int n = odd ? threadIdx.x ^ 128 : threadIdx.x, mine = (n >> 2) * (kRows / 2) + (n & 3);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) reinterpret_cast<float2 *>(shared)[mine + j * 4] = make_float2(sum[2 * j], sum[2 * j + 1]);
-  if ((n & 31) == 0) reinterpret_cast<int *>(shared + kRows * 256)[n >> 5] = exponent;
+  if ((threadIdx.x & 31) == 0) reinterpret_cast<int *>(shared + kRows * 256)[threadIdx.x >> 5] = exponent;
   hand_over();
 }
 
@@ -68,12 +69,6 @@ __device__ __forceinline__ void store_part(const Item &item, const Workspace &ws
         h[k] = pack2<__half>(o[i + k / 2][4 * j + k % 2 * 2] * scale, o[i + k / 2][4 * j + k % 2 * 2 + 1] * scale);
       __stcg(to + j * 512 + i * 64, make_uint4(h[0], h[1], h[2], h[3]));
     }
-}
-
-/* Count the part in. Release: with a barrier before it, covers every thread's stores. */
-__device__ __forceinline__ void arrive_part(const Item &item, const Workspace &ws) {
-  if (threadIdx.x == 0)
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ws.counters + 2 * item.counter) : "memory");
 }
 
 /* The item's O, normalised, to the output by way of buffer 1 (rows of 1024 bytes, 16-byte pieces swizzled). */

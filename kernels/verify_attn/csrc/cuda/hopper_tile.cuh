@@ -106,10 +106,27 @@ template <int kRows> __device__ __forceinline__ void load_references(float2 (&m)
                  : "=f"(m[j].x), "=f"(m[j].y) : "r"(kBase + Shared<kRows>::kReference + (lane & 3) * 8 + j * 32));
 }
 
+/* Scores (done) of keys with NaN or infinity: NaN where they are not finite, and zeros for such elements of the keys' latents. A warp has 16 keys of
+ * the tile to itself; a key's scores are all broken or none, but for broken queries, which do no harm here. */
+template <typename T, int kRows> __device__ __forceinline__ void mend_keys(char *shared, int buffer, float (&s)[kRows / 2]) {
+  unsigned keys[2] = {__ballot_sync(~0u, !is_finite(s[0])), __ballot_sync(~0u, !is_finite(s[2]))};  // four lanes a key
+  if (__builtin_expect((keys[0] | keys[1]) == 0, 1)) return;
+#pragma unroll
+  for (int i = 0; i < kRows / 2; ++i) s[i] = nan_unless_finite(s[i]);
+  int thread = thread_of_block();
+#pragma unroll 1
+  for (int i = 0; i < 16 * 8; ++i) {  // a key's 64 latents
+    int key = i >> 3, chunk = i & 7;
+    if ((key < 8 ? keys[0] : keys[1]) >> (key & 7) * 4 & 15)
+      mend_pair<T>(shared + Shared<kRows>::latents(buffer) + chunk * 8192 + (thread & 96) * 64 + key * 128 + (thread & 31) * 4);
+  }
+}
+
 /* Scores relative to the rows' references m, where those may move: hidden ones -inf, then the references moved. */
-template <int kRows>
+template <typename T, int kRows>
 __device__ __forceinline__ void settle_references(float scale, char *shared, int buffer, bool first, const unsigned (&hidden)[2],
                                                   float2 (&m)[kRows / 8], float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
+  mend_keys<T, kRows>(shared, buffer, s);
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
     m[j] = make_float2(first || m[j].x == -INFINITY ? 0.f : m[j].x, first || m[j].y == -INFINITY ? 0.f : m[j].y);
@@ -149,7 +166,7 @@ __device__ __forceinline__ bool softmax(float scale, char *shared, int buffer, b
                                         float2 (&m)[kRows / 8], float (&s)[kRows / 2], float (&sum)[kRows / 4]) {
   using S = Shared<kRows>;
   if (__builtin_expect(careful, 0)) {
-    settle_references<kRows>(scale, shared, buffer, first, hidden, m, s, sum);
+    settle_references<T, kRows>(scale, shared, buffer, first, hidden, m, s, sum);
   } else {
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {

@@ -12,8 +12,7 @@ namespace va {
 namespace hopper {
 
 constexpr int kTile = 64;           // keys a tile
-constexpr int kCounters = 8192;     // counter pairs at the start of the workspace
-constexpr int kMaxParts = 1024;     // partial results one row tile may have
+constexpr int kMaxParts = 8192;     // partial results one row tile may have
 
 struct Plan {
   int row_tiles;  // most row tiles a stream can have
@@ -259,9 +258,9 @@ template <int kRows> struct Dealer : Streams {
   }
 };
 
-/* The workspace: counters (zero between launches), softmax states, values. Offsets in bytes. */
+/* The workspace: the header with the counters, softmax states, values. Offsets in bytes. */
 template <int kRows> struct Layout {
-  static constexpr int64_t kStates = kCounters * 8;
+  static constexpr int64_t kStates = VERIFY_ATTN_HEADER;
   int64_t slots;
   __host__ __device__ int64_t values() const { return kStates + (slots * (kRows * 8) * 8 + 255) / 256 * 256; }
   __host__ __device__ int64_t bytes() const { return values() + slots * kRows * 512 * 2; }

@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include <atomic>
+
 #include "../verify_attn.h"
 
 /* The objects are compiled with hidden visibility: only what is marked leaves them. */
@@ -39,30 +41,57 @@ inline int launched(const char *kernel) {
   return status == cudaSuccess ? 0 : fail("%s: %s", kernel, cudaGetErrorString(status));
 }
 
-/* One attribute of the current device, 0 without a device. */
-inline int device_attribute(cudaDeviceAttr what) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, what, device) != cudaSuccess) {
+constexpr int kDevices = 64;  // more are asked anew each time
+
+/* The current device, or -1. */
+inline int current_device() {
+  int device = -1;
+  if (cudaGetDevice(&device) != cudaSuccess) cudaGetLastError();
+  return device;
+}
+
+/* One attribute of the current device, 0 without a device; asked of the driver once a device. */
+template <cudaDeviceAttr kWhat> inline int device_attribute() {
+  static std::atomic<int> asked[kDevices];  // plus one; 0: not yet
+  int device = current_device(), value = 0;
+  if (device < 0) return 0;
+  if (device < kDevices && (value = asked[device].load(std::memory_order_relaxed))) return value - 1;
+  if (cudaDeviceGetAttribute(&value, kWhat, device) != cudaSuccess) {
     cudaGetLastError();
     return 0;
   }
+  if (device < kDevices) asked[device].store(value + 1, std::memory_order_relaxed);
   return value;
 }
 
-inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
-inline int shared_memory_limit() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+inline int multiprocessors() { return device_attribute<cudaDevAttrMultiProcessorCount>(); }
+inline int shared_memory_limit() { return device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
 
-/* Let a kernel use `bytes` of dynamic shared memory on the current device; 0 or an error code. */
-template <typename Kernel> inline int allow_shared(Kernel *kernel, int bytes, const char *name) {
-  if (bytes <= 48 * 1024) return 0;
+/* Let a kernel use `bytes` of dynamic shared memory on the current device; 0 or an error code. `allowed`: a kernel's own, what it was
+ * let use on each device. */
+using Allowed = std::atomic<int>[kDevices];
+template <typename Kernel> inline int allow_shared(Kernel *kernel, int bytes, const char *name, Allowed &allowed) {
+  int device = current_device();
+  bool kept = device >= 0 && device < kDevices;
+  if (bytes <= 48 * 1024 || (kept && allowed[device].load(std::memory_order_relaxed) >= bytes)) return 0;
   cudaError_t status =
       cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  return status == cudaSuccess ? 0 : fail("%s: %d bytes of shared memory: %s", name, bytes, cudaGetErrorString(status));
+  if (status != cudaSuccess) return fail("%s: %d bytes of shared memory: %s", name, bytes, cudaGetErrorString(status));
+  if (kept) allowed[device].store(bytes, std::memory_order_relaxed);
+  return 0;
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline uintptr_t address(const void *at) { return reinterpret_cast<uintptr_t>(at); }
+
+/* That the workspace is there, large enough and aligned; 0 or an error code. */
+inline int check_workspace(const verify_attn_params *p, int64_t need, const char *name) {
+  if (!p->workspace || p->workspace_bytes < need)
+    return fail("%s: workspace of %lld bytes, needs %lld", name, (long long)p->workspace_bytes, (long long)need);
+  if (address(p->workspace) % 16) return fail("%s: workspace must be aligned to 16 bytes", name);
+  return 0;
+}
 
 /* Why these numbers are no batch, or NULL. Grids, sizes and divisions come from them, so a _run asks too: its caller may not have. */
 inline const char *bad_numbers(const verify_attn_params *p) {

@@ -10,13 +10,13 @@ struct Parts {
   float2 *states;  // [part rows]: {max, sum}
 };
 
-/* Parts laid out in a workspace for `rows` part rows. */
+/* Parts laid out in a workspace for `rows` part rows, behind the header that belongs to other variants. */
 __host__ __device__ inline Parts parts_in(void *workspace, int64_t rows, int latent) {
-  float *base = static_cast<float *>(workspace);
+  float *base = reinterpret_cast<float *>(static_cast<char *>(workspace) + VERIFY_ATTN_HEADER);
   return {base, reinterpret_cast<float2 *>(base + rows * latent)};
 }
 
-inline int64_t parts_bytes(int64_t rows, int latent) { return rows * (int64_t(latent) * 4 + 8); }
+inline int64_t parts_bytes(int64_t rows, int latent) { return VERIFY_ATTN_HEADER + rows * (int64_t(latent) * 4 + 8); }
 
 /* Output row = merge of `count` part rows, `row_of(k)` being the k-th. Whole block of 128 threads, latent_dim <= 512;
  * the order of additions depends on count alone. */

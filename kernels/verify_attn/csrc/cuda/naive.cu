@@ -43,7 +43,7 @@ __device__ void score_row(const Params &p, const Stream &s, int i, const float *
     float dot = 0.f;
     for (int d = lane; d < dim; d += 32) dot += query[d] * to_float(row[d]);
     dot = warp_sum(dot);
-    if (lane == 0) scores[k] = key_visible(p, s, i, k) ? dot * p.scale * kLog2e : -INFINITY;
+    if (lane == 0) scores[k] = key_visible(p, s, i, k) ? nan_unless_finite(dot * p.scale * kLog2e) : -INFINITY;
   }
 }
 
@@ -107,8 +107,9 @@ int64_t shared_bytes(const Params *p) {
 }
 
 template <typename T> int launch(const Params *p) {
+  static Allowed allowed;
   int bytes = static_cast<int>(shared_bytes(p));
-  if (int failed = allow_shared(naive_kernel<T>, bytes, "cuda_naive")) return failed;
+  if (int failed = allow_shared(naive_kernel<T>, bytes, "cuda_naive", allowed)) return failed;
   naive_kernel<T><<<dim3(p->tokens, p->heads), kThreads, bytes, static_cast<cudaStream_t>(p->stream)>>>(*p);
   return launched("cuda_naive");
 }

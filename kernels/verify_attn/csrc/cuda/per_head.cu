@@ -51,6 +51,18 @@ __device__ __forceinline__ void load_key(float4 (&kv)[kRowQuads], const Params &
   }
 }
 
+/* Zeros for what is NaN or infinite in those of the two keys that have broken scores (lane 2i+k: of key k). */
+template <int kRowQuads> __device__ __forceinline__ void mend_keys(float4 (&kv)[kKeys][kRowQuads], unsigned broken) {
+#pragma unroll
+  for (int j = 0; j < kKeys; ++j)
+#pragma unroll
+    for (int d = 0; d < kRowQuads; ++d) {
+      float *x = &kv[j][d].x;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = (broken & 0x55555555u << j) && !is_finite(x[e]) ? 0.f : x[e];
+    }
+}
+
 /* The warp's keys of this split against the tile's queries: online softmax into `row` (lane 2i+k: query i) and `sum`. */
 template <typename T, int kRowQuads, int kLatentQuads>
 __device__ void attend(const Params &p, const Tile &t, const float4 *query, RowState &row,
@@ -77,6 +89,11 @@ __device__ void attend(const Params &p, const Tile &t, const float4 *query, RowS
     sum_transposed(dots);
     float score = dots[0] * p.scale * kLog2e;
     bool seen = i < t.queries && key < t.key_end && key_visible(p, t.s, t.q_first + i, key);
+    if (k + kKeys > t.s.prefix) {
+      unsigned broken = __ballot_sync(~0u, lane < kScores && !is_finite(score));
+      score = nan_unless_finite(score);
+      if (broken) mend_keys<kRowQuads>(kv, broken);
+    }
     score = seen ? score : -INFINITY;
 
     float max = fmaxf(row.max, fmaxf(score, __shfl_xor_sync(~0u, score, 1)));
@@ -232,9 +249,7 @@ VA_EXPORT const char *verify_attn_per_head_refuse(const verify_attn_params *p) {
 VA_EXPORT int verify_attn_per_head_run(const verify_attn_params *p) {
   if (const char *bad = bad_numbers(p)) return fail("per_head: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
-  int64_t need = verify_attn_per_head_workspace(p);
-  if (p->workspace_bytes < need || !p->workspace)
-    return fail("per_head: workspace of %lld bytes, needs %lld", (long long)p->workspace_bytes, (long long)need);
+  if (int failed = check_workspace(p, verify_attn_per_head_workspace(p), "per_head")) return failed;
   switch (p->dtype) {
     case VA_FLOAT32: return launch_sized<float>(p);
     case VA_BFLOAT16: return launch_sized<__nv_bfloat16>(p);

@@ -157,9 +157,10 @@ Cut cut_of(const Params *p) {
 }
 
 template <typename T> int launch(const Params *p) {
+  static Allowed allowed;
   Cut c = cut_of(p);
   cudaStream_t stream = static_cast<cudaStream_t>(p->stream);
-  if (int failed = allow_shared(tensor_core_kernel<T>, sizeof(Shared), "tensor_core")) return failed;
+  if (int failed = allow_shared(tensor_core_kernel<T>, sizeof(Shared), "tensor_core", allowed)) return failed;
   tensor_core_kernel<T><<<c.groups * c.row_tiles, kThreads, sizeof(Shared), stream>>>(*p, c);
   if (int failed = launched("tensor_core")) return failed;
   merge_kernel<T><<<dim3(p->heads * p->max_q, p->streams), kMergeThreads, 0, stream>>>(*p, c);
@@ -191,8 +192,6 @@ VA_EXPORT const char *verify_attn_tensor_core_refuse(const verify_attn_params *p
 VA_EXPORT int verify_attn_tensor_core_run(const verify_attn_params *p) {
   if (const char *bad = bad_numbers(p)) return fail("tensor_core: %s", bad);
   if (p->tokens == 0 || p->heads == 0 || p->streams == 0 || p->max_q == 0) return 0;
-  int64_t need = verify_attn_tensor_core_workspace(p);
-  if (p->workspace_bytes < need || !p->workspace)
-    return fail("tensor_core: workspace of %lld bytes, needs %lld", (long long)p->workspace_bytes, (long long)need);
+  if (int failed = check_workspace(p, verify_attn_tensor_core_workspace(p), "tensor_core")) return failed;
   return p->dtype == VA_BFLOAT16 ? launch<__nv_bfloat16>(p) : launch<__half>(p);
 }

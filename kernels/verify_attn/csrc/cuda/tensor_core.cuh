@@ -147,6 +147,13 @@ __device__ __noinline__ uint32_t rows_seeing(const Params &p, const Segment &g, 
   return seen;
 }
 
+/* Zeros for what is NaN or infinite in this warp's 64 columns of those keys of the tile; only this warp reads them after the scores. */
+template <typename T> __device__ __noinline__ void mend_keys(unsigned char *tile, unsigned keys) {
+  for (int key = 0; key < kKeys; ++key)
+    if (keys >> key & 1) mend_pair<T>(tile + key * kRowBytes + threadIdx.x * 4);
+  __syncwarp();
+}
+
 /* New references for the rows of which some key of the tile exceeds the old by more than kSlack. */
 __device__ __forceinline__ void raise_references(Shared &sh, WarpRows &rows, const float (&score)[kWarpRows], int first) {
   float max[kWarpRows];  // of the tile
@@ -167,7 +174,7 @@ __device__ __forceinline__ void raise_references(Shared &sh, WarpRows &rows, con
 
 /* Scores of this warp's five rows become weights; lane = key of the tile. */
 template <typename T>
-__device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const Params &p, int begin, int unmasked_end) {
+__device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const Params &p, int begin, int unmasked_end, int stage) {
   int lane = threadIdx.x & 31, warp = threadIdx.x / 32, first = warp * kWarpRows;
   float score[kWarpRows];
 #pragma unroll
@@ -177,8 +184,13 @@ __device__ __forceinline__ void softmax_tile(Shared &sh, WarpRows &rows, const P
   }
   if (begin + kKeys > unmasked_end) {
     uint32_t seen = rows_seeing(p, sh.segment, first, begin + lane);
+    bool broken = false;
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) score[r] = seen >> r & 1 ? score[r] : -INFINITY;
+    for (int r = 0; r < kWarpRows; ++r) {
+      broken |= !is_finite(score[r]);
+      score[r] = seen >> r & 1 ? nan_unless_finite(score[r]) : -INFINITY;
+    }
+    if (unsigned keys = __ballot_sync(~0u, broken)) mend_keys<T>(sh.kv[stage], keys);
   }
   bool above = false;
 #pragma unroll
@@ -262,7 +274,7 @@ __device__ __forceinline__ void attend(Shared &sh, Values &values, WarpRows &row
     score_tile<T>(sh, tile, q, next, begin + kKeys < end);
     fetch_numbers(sh.numbers[stage ^ 1], p, g, keys, begin + 3 * kKeys);
     __syncthreads();
-    softmax_tile<T>(sh, rows, p, begin, keys.prefix_end);
+    softmax_tile<T>(sh, rows, p, begin, keys.prefix_end, stage);
     load_latents(ahead, tile, 0, 0);
     __syncthreads();
     scale_values(values, sh);
