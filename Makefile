@@ -25,7 +25,18 @@ NEEDED := lacks=""; \
 	fi; \
 	if [ -n "$$lacks" ]; then echo "this machine lacks what phasegate needs: apt-get install$$lacks" >&2; exit 1; fi
 
-.PHONY: setup run lint check test coverage reference
+# Before a run: what it needs, what is here, and how long it will take. The figures are of playbooks/local.yaml (docs/results.md).
+BEFORE_RUN := memory=$$(awk '/^MemAvailable:/ {print int($$2 / 1048576)}' /proc/meminfo 2>/dev/null); \
+	disk=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); cores=$$(nproc 2>/dev/null || echo 1); \
+	load=$$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown); \
+	echo "make run: five SGLang workers on this machine's CPU, no GPU. Needs 12 GB of memory ($${memory:-unknown} available), 4 GB of disk ($$disk free), the network the first time."; \
+	echo "Takes about 12 minutes on 2 quiet cores, 44 at a load of 8 to 19; here: $$cores cores, load $$load. The first time adds 2 to 4 minutes for SGLang and compiling."; \
+	if [ "$${memory:-12}" -lt 11 ]; then echo "Less memory is available than the fleet takes: it may be killed. End what else runs."; fi
+
+.PHONY: setup before-run run lint check test coverage reference
+
+before-run:
+	@if [ "$(PLAYBOOK)" = playbooks/local.yaml ]; then $(BEFORE_RUN); fi
 
 setup:
 	@want="$$(cat $(INPUTS) | sha256sum | cut -d' ' -f1)"; \
@@ -41,7 +52,7 @@ setup:
 
 # What a gate concluded is shown where a run ends; one that waits for review (exit 3) is where it is meant to stop, and make succeeds.
 # On a machine where git knows nobody yet, this run (and nothing else) goes under the name of the login.
-run: setup
+run: before-run setup
 	@if ! git var GIT_COMMITTER_IDENT >/dev/null 2>&1; then \
 	  who="$${USER:-$$(id -un)}"; \
 	  echo "git does not know who you are; this run is recorded as $$who <$$who@localhost> (git config user.name, user.email)"; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -25,6 +26,9 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# What a run says is read line by line here; a log gets a line a step (tests/cli/test_live_view.py tests that).
+os.environ.setdefault("PHASE_VERBOSE", "1")
 
 # Started in the background of a script, this process ignores Ctrl-C, and so would every `phase` that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from phases.base.clock import age
 from phases.cli.common import harmless
 from phases.report.strips import strip
 
@@ -21,10 +22,10 @@ _STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
 class RunningStep:
     """Drawn anew a few times a second: its clock goes on while nothing is said."""
 
-    def __init__(self, label: str, summary: str) -> None:
+    def __init__(self, label: str, summary: str, expected: float | None = None) -> None:
         from rich.spinner import Spinner
 
-        self.label, self.begun = label, time.monotonic()
+        self.label, self.begun, self.expected = label, time.monotonic(), expected  # seconds it took last time
         self.lines: deque[str] = deque([summary], SHOWN_LINES)
         self.look: dict[str, Any] | None = None
         self._spinner = Spinner("dots")
@@ -38,7 +39,8 @@ class RunningStep:
         from rich.console import Group
         from rich.text import Text
 
-        self._spinner.update(text=_line(f"{self.label} ({time.monotonic() - self.begun:.0f} s)", ""))
+        about = f" of about {age(self.expected)}" if self.expected is not None else ""
+        self._spinner.update(text=_line(f"{self.label} ({time.monotonic() - self.begun:.0f} s{about})", ""))
         rows = [*look_lines(self.look, options.max_width)] if self.look else []
         said = [_line(f"    {line}", "dim") for line in tuple(self.lines)]  # a copy: it is drawn in a thread of its own
         yield Group(self._spinner, *rows, *said) if rows or said else Group(self._spinner, Text(""))

@@ -75,6 +75,13 @@ class Done:
 @click.option(
     "--keep-going", is_flag=True, help="Phase 1: measure also a kernel that computes wrong numbers and so cannot pass."
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    envvar="PHASE_VERBOSE",
+    help="Every line of every step. Default: a live view on a terminal, a line a step elsewhere. Also: PHASE_VERBOSE=1.",
+)
 @json_option
 def run(
     phases: tuple[str, ...],
@@ -83,6 +90,7 @@ def run(
     yes: bool,
     allow_dirty: bool,
     keep_going: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Run phases: do the steps, judge the gate, record a checkpoint.
@@ -117,7 +125,9 @@ def run(
             again = resume and session.has_unfinished(playbook, section)
         if yes and not again and not allow_dirty:
             _require_clean_for_yes(playbook, section)
-        outcome = _run_one(playbook, section, again, yes, as_json, allow_dirty=allow_dirty, keep_going=keep_going)
+        outcome = _run_one(
+            playbook, section, again, yes, as_json, allow_dirty=allow_dirty, keep_going=keep_going, verbose=verbose
+        )
         waits = outcome.code is Exit.WAITING_FOR_REVIEW
         done.append(Done(outcome, _approve(playbook, section) if waits and yes and section.allow_yes else None))
         code = done[-1].code
@@ -217,6 +227,7 @@ def _run_one(
     *,
     allow_dirty: bool,
     keep_going: bool,
+    verbose: bool,
 ) -> Any:
     from phases.cli.watchers import watcher
     from phases.harness import contract
@@ -224,6 +235,7 @@ def _run_one(
     from phases.notify.teller import teller_of
     from phases.notify.watcher import Telling
     from phases.run import session
+    from phases.run.expected import step_seconds
     from phases.run.live_state import Noting
     from phases.status.textfile import keep_written
 
@@ -231,10 +243,10 @@ def _run_one(
     runs = source.repository_of(playbook.path) / ".phase" / "runs"
     with teller_of(playbook, contract.load(playbook.kernel).name, section.name, note) as teller:
         approves = yes and section.allow_yes
+        expected = step_seconds(runs.parent, playbook.name, section.name)
+        seen = watcher(as_json, approves, verbose=verbose, expected=expected)
         watching = Noting(
-            Telling(watcher(as_json, approves), teller, approves),
-            runs,
-            started=lambda: keep_written(playbook, SystemClock(), note),
+            Telling(seen, teller, approves), runs, started=lambda: keep_written(playbook, SystemClock(), note)
         )
         try:
             return session.run_phase(

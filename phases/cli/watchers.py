@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from phases.base.clock import age
 from phases.base.errors import Exit
 from phases.cli.common import harmless, is_terminal
 from phases.cli.live_view import RunningStep
+from phases.run.expected import left
 from phases.run.runner import Interrupted, Watcher
 from phases.run.steps import Facts, Step
 
+# A step that takes longer says where it is after so many seconds, and so often again.
+FIRST_WORD, NEXT_WORD = 15.0, 60.0
+# Lines that are never left out: a verdict that does not pass, a machine that spoils timings.
+_LOUD = ("FAIL", "INCONCLUSIVE", "ERROR", "ABORTED", "BUSY")
 
-def watcher(as_json: bool, approves: bool = False) -> Watcher:
-    """The watcher for this process's output: live on a terminal, lines on stderr with --json, lines on stdout otherwise.
+
+def watcher(
+    as_json: bool, approves: bool = False, *, verbose: bool = False, expected: Mapping[str, float] | None = None
+) -> Watcher:
+    """The watcher for this process's output: live on a terminal, a line a step elsewhere; on stderr with --json.
 
     Args:
         approves: --yes approves what passes, so that nobody is waited for.
+        verbose: every line of every step, also on a terminal.
+        expected: seconds by step name, as `phases.run.expected` gives them.
     """
-    if as_json:
-        return Lines(sys.stderr, approves)
-    return Live(approves) if is_terminal() else Lines(sys.stdout, approves)
+    out = sys.stderr if as_json else sys.stdout
+    if verbose:
+        return Lines(out, approves)
+    return Live(approves, expected) if is_terminal() and not as_json else Brief(out, approves, expected)
 
 
 @contextlib.contextmanager
@@ -68,13 +81,55 @@ class Lines:
         self._print(f"run {run_id} ended: {_how(code, self.approves)}")
 
 
+class Brief(Lines):
+    """One line a step, for a log: what it said last and how long it took; a long one also says where it is."""
+
+    def __init__(
+        self,
+        out: Any,
+        approves: bool = False,
+        expected: Mapping[str, float] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(out, approves)
+        self.expected, self.monotonic = expected or {}, monotonic
+        self.steps: Sequence[Step] = ()
+        self.number, self.said, self.begun, self.due = 0, "", 0.0, 0.0
+
+    def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
+        self.total, self.steps = len(steps), steps
+        self._print(f"run {run_id}: {len(steps)} steps{_about(left(self.expected, steps), ' as the last one here')}")
+
+    def step_started(self, step: Step, number: int) -> None:
+        self.number, self.said, self.begun = number, "", self.monotonic()
+        self.due = self.begun + FIRST_WORD
+
+    def step_progress(self, step: Step, line: str) -> None:
+        self.said = line
+        now = self.monotonic()
+        if line.startswith(_LOUD):
+            self._print(f"      {line}")
+        elif now >= self.due:
+            rest = _about(left(self.expected, self.steps[self.number :]), " after this step")
+            self._print(f"[{self.number}/{self.total}] {step.name}, {now - self.begun:.0f} s{rest}: {line}")
+            self.due = now + NEXT_WORD
+
+    def step_finished(self, step: Step, facts: Facts, seconds: float, kept: bool) -> None:
+        rest = _about(left(self.expected, self.steps[self.number :]), " left")
+        took = "already done" if kept else f"{seconds:.1f} s"
+        self._print(f"[{self.number}/{self.total}] {step.name}: {self.said or step.summary} ({took}{rest})")
+
+    def step_failed(self, step: Step, fault: BaseException) -> None:
+        self._print(f"[{self.number}/{self.total}] {step.name} {_end_of(fault)}{f': {self.said}' if self.said else ''}")
+
+
 class Live:
     """Finished steps as lines; below them the running one with its clock, last messages and, while a canary bakes, its intervals."""
 
-    def __init__(self, approves: bool = False) -> None:
+    def __init__(self, approves: bool = False, expected: Mapping[str, float] | None = None) -> None:
         from rich.console import Console
 
-        self.approves = approves
+        self.approves, self.expected = approves, expected or {}
         self.console = Console(highlight=False)
         self.display: Any = None
         self.total, self.label = 0, ""
@@ -83,14 +138,15 @@ class Live:
     @_to_whoever_looks()
     def run_started(self, run_id: str, steps: Sequence[Step]) -> None:
         self.total = len(steps)
-        self.console.print(f"[bold]{run_id}[/bold]  {len(steps)} steps")
+        about = _about(left(self.expected, steps), " as the last one here")
+        self.console.print(f"[bold]{run_id}[/bold]  {len(steps)} steps{about}")
 
     @_to_whoever_looks()
     def step_started(self, step: Step, number: int) -> None:
         from rich.live import Live as Display
 
         self.label = f"[{number}/{self.total}] {step.name}"
-        self.running = RunningStep(self.label, step.summary)
+        self.running = RunningStep(self.label, step.summary, self.expected.get(step.name))
         self.display = Display(self.running, console=self.console, transient=True, refresh_per_second=8)
         self.display.start()
 
@@ -135,6 +191,10 @@ class Live:
         )  # what does not fit goes on below, indented: a verdict's reason is never cut
         row.add_row(Text.from_markup(mark), line)
         self.console.print(row)
+
+
+def _about(seconds: float | None, what: str) -> str:
+    return "" if seconds is None else f", about {age(seconds)}{what}"
 
 
 def _how(code: Exit, approves: bool) -> str:

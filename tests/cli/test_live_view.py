@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -10,10 +11,12 @@ from rich.console import Console
 from phases.analysis.decision import Decision
 from phases.base.verdict import Verdict
 from phases.cli.live_view import RunningStep, look_head, look_row
-from phases.cli.watchers import Lines
+from phases.cli.watchers import Brief, Lines, watcher
 from phases.engines.ssh.host import Host
 from phases.run import live_state
+from phases.run.expected import step_seconds
 from phases.run.live_state import Noting
+from phases.run.steps import Step
 from phases.trial.looks import look_facts
 from phases.trial.settings import JudgeSettings, MetricSettings
 
@@ -130,3 +133,71 @@ def test_what_cannot_be_written_or_read_stops_nothing(repository, tmp_path):
     repository.run(watcher=noting)
     (tmp_path / "live.json").write_text("[1")
     assert live_state.read(tmp_path) is None
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def _steps(*names):
+    return [Step(name, f"do {name}", lambda context: {}) for name in names]
+
+
+def test_a_log_gets_a_line_a_step_and_what_must_not_be_missed():
+    out, clock, steps = io.StringIO(), Hand(), _steps("look", "prove", "judge")
+    brief = Brief(out, expected={"look": 2.0, "prove": 100.0, "judge": 20.0}, monotonic=clock)
+    brief.run_started("x-0001", steps)
+    for number, step in enumerate(steps, 1):
+        brief.step_started(step, number)
+        for line in range(200 if step.name == "prove" else 0):
+            clock.now += 0.5
+            brief.step_progress(step, f"case {line + 1} of 200")
+        if step.name == "judge":
+            brief.step_progress(step, "FAIL         speedup cpu / torch: slower")
+            brief.step_progress(step, "PASS         parity: right")
+        brief.step_finished(step, {}, 1.0, kept=step.name == "look")
+    assert out.getvalue().splitlines() == [
+        "run x-0001: 3 steps, about 2 min as the last one here",
+        "[1/3] look: do look (already done, about 2 min left)",
+        "[2/3] prove, 15 s, about 20 s after this step: case 30 of 200",
+        "[2/3] prove, 75 s, about 20 s after this step: case 150 of 200",
+        "[2/3] prove: case 200 of 200 (1.0 s, about 20 s left)",
+        "      FAIL         speedup cpu / torch: slower",
+        "[3/3] judge: PASS         parity: right (1.0 s)",
+    ]
+
+
+def test_without_a_run_before_nothing_is_promised():
+    out, steps = io.StringIO(), _steps("look", "prove")
+    brief = Brief(out, expected={"look": 2.0})
+    brief.run_started("x-0001", steps)
+    brief.step_started(steps[0], 1)
+    brief.step_finished(steps[0], {}, 1.0, kept=False)
+    assert "about" not in out.getvalue()
+
+
+def test_the_newest_attempt_that_came_to_its_end_says_how_long_it_will_take(repository):
+    state = repository.path / ".phase"
+    assert step_seconds(state, "light", "build-parity") == {}
+    repository.run()
+    with pytest.raises(KeyError):
+        repository.run(script="tests.run.light_phase:failing_phase")
+    first = step_seconds(state, "light", "build-parity")
+    assert first and all(seconds >= 0 for seconds in first.values())
+
+
+def test_redirected_is_brief_and_verbose_is_every_line(repository):
+    said = {}
+    for verbose in (False, True):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            repository.run(watcher=watcher(False, verbose=verbose, expected={}))
+        said[verbose] = out.getvalue().splitlines()
+    brief, every = said[False], said[True]
+    assert len(brief) < len(every) and sum(line.startswith("[") for line in brief) == len(brief) - 2
+    assert isinstance(watcher(True), Brief) and isinstance(watcher(True, verbose=True), Lines)

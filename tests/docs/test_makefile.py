@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,3 +70,20 @@ def test_a_python_without_venv_gets_its_own_packages_name(bare):
 
 def test_an_old_python_is_refused(bare):
     assert "python3 is older than Python 3.11; name a newer one" in bare("git", "g++", python="*version_info?*")
+
+
+def test_a_run_says_first_what_it_needs_what_is_here_and_how_long_it_takes():
+    """Before the setup, which takes minutes; of another playbook it knows nothing."""
+    argv = ["make", "-s", "-C", str(HERE), "before-run"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "MFLAGS"}
+    first, second, *_ = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert re.search(r"Needs 12 GB of memory \(\d+ available\), 4 GB of disk \(\d+ free\)", first)
+    assert re.search(rf"about 12 minutes on 2 quiet cores.*here: {len(os.sched_getaffinity(0))} cores, load \d", second)
+    other = subprocess.run([*argv, "PLAYBOOK=mine.yaml"], env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout == ""
+    order = subprocess.run(
+        [*argv[:-1], "-n", "run"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert order.index("Needs 12 GB") < order.index("setting up")
