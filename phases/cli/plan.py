@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phases.base.clock import SystemClock
+from phases.base.errors import LedgerError
 from phases.cli.common import completing, example, json_option, load_playbook, playbook_option, print_json, say
 from phases.playbook.schema import PhaseSection, Playbook
 
@@ -59,6 +60,63 @@ def plan(phase: str | None, a_a: str | None, rate: float | None, playbook_path: 
         return
     for row in planned:
         _print(*row)
+    say(_totals(playbook, planned))
+
+
+def _totals(playbook: Playbook, planned: list[tuple[PhaseSection, list[Any], Forecast | None]]) -> str:
+    """The whole plan in one line: who is touched, how long it takes, what users see before a verdict, who is asked, what is skipped."""
+    from phases.playbook.schema import Review
+
+    expected = {section.name: found for section, _, found in planned if found}
+    parts = [_count(len(planned), "phase", "phases")]
+    if canary := expected.get("tp8-canary"):
+        parts.append(
+            _count(len({name for step in canary.moved if step.share for name in step.hosts}), "canary", "canaries")
+        )
+    if rollout := expected.get("full-rollout"):
+        parts.append(_count(len(rollout.moved), "wave", "waves"))
+    if expected:
+        parts.append(_count(max(len(_workers(found)) for found in expected.values()), "worker", "workers"))
+        parts.append(_together(list(expected.values())))
+        first = canary or next(iter(expected.values()))
+        share = next((step.share for step in first.moved if step.share), 0.0)
+        parts.append(f"at most {share:.0%} of requests on the candidate before a verdict")
+    asked = [section.name for section, _, _ in planned if section.review is Review.REQUIRED]
+    parts.append(f"a person is asked after {', '.join(asked)}" if asked else "nobody is asked")
+    try:
+        passed = _passed(playbook, [section.name for section, _, _ in planned])
+        skipped = f" `phase run` skips {', '.join(passed)}." if passed else ""
+    except LedgerError as fault:  # the plan itself does not rest on it
+        skipped = f" What `phase run` skips is unknown: {fault.message}"
+    return f"In all: {', '.join(parts)}.{skipped}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _workers(expected: Forecast) -> set[str]:
+    return {name for step in expected.moved for name in step.hosts} | set(expected.untouched)
+
+
+def _together(expected: list[Forecast]) -> str:
+    if all(found.expected is not None for found in expected):
+        return f"about {_time(sum(found.expected or 0.0 for found in expected))} in production"
+    shortest, longest = (sum(getattr(found, name) for found in expected) for name in ("shortest", "longest"))
+    return f"{_time(shortest)} to {_time(longest)} in production"
+
+
+def _passed(playbook: Playbook, names: list[str]) -> list[str]:
+    """Phases that a run of all would skip, with the checkpoint that lets it."""
+    from phases.run import progress, session
+    from phases.run.closing import ledger_of
+
+    known = progress.standings(playbook, ledger_of(playbook), session.kernel_digest(playbook))
+    return [
+        f"{row.section.name} ({row.state.value} with {row.checkpoint.name})"
+        for row in known
+        if row.section.name in names and row.state.lets_next_start and row.checkpoint
+    ]
 
 
 def _forecast(playbook: Playbook, section: PhaseSection, a_a: str | None, rate: float | None) -> Forecast | None:
@@ -81,6 +139,7 @@ def _to_json(section: PhaseSection, steps: list[Any], expected: Forecast | None)
         "phase": section.name,
         "review": section.review.value,
         "rules": [rule.kind for rule in section.rules],
+        "thresholds": {f"{rule.label} ({rule.where})": rule.terms for rule in section.rules},
         "steps": rows,
     }
     return found | {"forecast": expected.to_json() if expected else None}

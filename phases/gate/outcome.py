@@ -20,6 +20,24 @@ def label_of(kind: str, said: Mapping[str, Any]) -> str:
     return f"{kind} {whom}{against}{', median of cases' if said.get('on') == 'median' else ''}" if whom else kind
 
 
+def terms_of(said: Mapping[str, Any]) -> str:
+    """The parameters of a rule that its label does not tell, thresholds first: `at least 1.05, min samples 10, absent fail`."""
+    named = ("metric", "candidate", "variant", "baseline")
+    told = {name: value for name, value in said.items() if name not in named and value not in (None, (), "")}
+    first = sorted(told, key=lambda name: name not in ("at_least", "at_most"))
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(told[name])}" for name in first)
+
+
+def _plain(value: Any) -> str:
+    return (
+        " ".join(map(str, value))
+        if isinstance(value, (tuple, list))
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
 @dataclass(frozen=True)
 class RuleOutcome:
     """One rule's verdict and the numbers it rests on."""

@@ -9,7 +9,7 @@ from phases.base.results import BuildRecord, ParityRecord, Results, StageEnd
 from phases.base.verdict import Verdict
 from phases.gate.intervals import median_interval
 from phases.gate.measurement_rule import MeasurementRule
-from phases.gate.outcome import RuleOutcome
+from phases.gate.outcome import RuleOutcome, terms_of
 
 OWN = "phase"  # kind of these rules in gate.json
 # Outputs of a served kernel: a mean of so many nats a token, and such a share of tokens worse than the incumbent's best, is another model.
@@ -33,9 +33,18 @@ def own_outcomes(
     return (*(judge(results, candidates) if judge else ()), *_stages(results, stages))
 
 
+_SERVED = (
+    MeasurementRule("candidate_ready", at_least=1.0, absent="fail"),
+    MeasurementRule("logprob_error", at_most=OUTPUT_LIMIT, absent="fail"),
+    MeasurementRule("wrong_tokens", at_most=WRONG_LIMIT, absent="fail"),
+)
+
+
 def own_labels(phase: str, stages: Sequence[str] = ()) -> tuple[str, ...]:
-    """What `own_outcomes` will judge, for a plan."""
-    return (*(f"{OWN} {name}" for name in _LABELS.get(phase, ())), *(f"{OWN} {stage}" for stage in stages))
+    """What `own_outcomes` will judge, with its thresholds, for a plan."""
+    limits = {rule.metric: f": {terms_of(vars(rule))}" for rule in _SERVED}
+    labels = (f"{OWN} {name}{limits.get(name, '')}" for name in _LABELS.get(phase, ()))
+    return (*labels, *(f"{OWN} {stage}" for stage in stages))
 
 
 def _build_parity(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
@@ -78,12 +87,7 @@ def _possible(results: Results, candidates: Collection[str]) -> tuple[RuleOutcom
 
 
 def _sglang_integration(results: Results, candidates: Collection[str]) -> tuple[RuleOutcome, ...]:
-    rules = (
-        MeasurementRule("candidate_ready", at_least=1.0, absent="fail"),
-        MeasurementRule("logprob_error", at_most=OUTPUT_LIMIT, absent="fail"),
-        MeasurementRule("wrong_tokens", at_most=WRONG_LIMIT, absent="fail"),
-    )
-    return tuple(_named(rule.judge(results), rule.metric) for rule in rules)
+    return tuple(_named(rule.judge(results), rule.metric) for rule in _SERVED)
 
 
 def _stages(results: Results, stages: Sequence[str]) -> tuple[RuleOutcome, ...]:

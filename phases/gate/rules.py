@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from phases.base.results import Results
 from phases.gate.kernel_rules import BandwidthFractionRule, BuildRule, LongestPrefixRule, ParityRule, SpeedupRule
 from phases.gate.measurement_rule import MeasurementRule
-from phases.gate.outcome import RuleOutcome, label_of
+from phases.gate.outcome import RuleOutcome, label_of, terms_of
 from phases.playbook.located import Mistakes, Node, nearest
 from phases.playbook.typed import json_schema, read
 
@@ -45,6 +45,11 @@ class Rule:
     def label(self) -> str:
         """As its outcome will be called."""
         return label_of(self.kind, vars(self.judge_by))
+
+    @property
+    def terms(self) -> str:
+        """Its thresholds and whatever else it asks, in words."""
+        return terms_of(vars(self.judge_by))
 
     def judge(self, results: Results) -> RuleOutcome:
         return self.judge_by.judge(results)

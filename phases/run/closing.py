@@ -40,7 +40,10 @@ def closing_steps(run: PhaseRun, last_look: LastLook | None = None, stages: Sequ
         last_look: asked before the gate is judged, and again right before the checkpoint is recorded.
         stages: what must have been judged for a PASS: the phase's own rules.
     """
-    rules = (*own_labels(run.section.name, stages), *(f"{rule.label} ({rule.where})" for rule in run.section.rules))
+    rules = (
+        *own_labels(run.section.name, stages),
+        *(f"{rule.label} ({rule.where}): {rule.terms}" for rule in run.section.rules),
+    )
     where = f"branch {run.playbook.ledger.branch}" + (
         f", pushed to {run.playbook.ledger.remote}" if run.playbook.ledger.remote else ""
     )

@@ -17,6 +17,8 @@ def test_plan_shows_steps_and_rules_and_writes_nothing(repository, phase):
     assert [step["name"] for step in planned["steps"]][-2:] == ["judge the gate", "record the checkpoint"]
     text = phase("plan", "build-parity").stdout
     assert "Phase 1, build-parity" in text and "parity (playbook.yaml:" in text and "branch checkpoints" in text
+    assert "): variants vectorised, min samples 1, absent " in text  # every parameter, not only the rule's name
+    assert "In all: 1 phase, a person is asked after build-parity." in text
     assert not (repository.path / ".phase").exists() and not repository.git("status", "--porcelain")
 
 
@@ -203,3 +205,13 @@ def test_a_damaged_checkpoint_is_named_by_whatever_shows_it(repository, phase, p
     assert f"{name}/{'SHA256SUMS' if content else path}" in phase("checkpoint", "verify", "1", code=1).stdout
     said = phase("report", "1", "--to", "page.html", code=1).stderr
     assert "internal error" not in said and "checkpoint verify" in said and not (repository.path / "page.html").exists()
+
+
+def test_plan_says_what_a_run_would_skip(repository, phase):
+    repository.write_playbook(review="none")
+    repository.git("commit", "-qam", "no review")
+    repository.run()
+    said = phase("plan").stdout.strip().splitlines()[-1]
+    assert (
+        said == "In all: 1 phase, nobody is asked. `phase run` skips build-parity (passed with 0001-build-parity-PASS)."
+    )

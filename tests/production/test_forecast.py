@@ -55,6 +55,14 @@ def recording(path: Path, seconds: int = 600, rate: int = 20, metric: str = "e2e
     return path
 
 
+def test_one_line_tells_the_whole_plan(fleet: LightFleet) -> None:
+    said = plan(fleet).output.strip().splitlines()[-1]
+    assert said.startswith("In all: 2 phases, 1 canary, "), said
+    assert "4 workers" in said and "of requests on the candidate before a verdict" in said
+    moved = forecast(fleet, "tp8-canary")["moved"]
+    assert f"at most {max(row['share'] for row in moved):.0%} of requests" in said
+
+
 def test_the_canary_touches_two_workers_and_exposes_its_share(fleet: LightFleet) -> None:
     found = forecast(fleet, "tp8-canary")
     assert [(row["step"], row["hosts"], row["share"]) for row in found["moved"]] == [
