@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from phases.base.clock import SystemClock
 from phases.engines.ssh.host import Host
 from phases.engines.ssh.placing import Routed, RoutedWorker, Unplaced
 from phases.engines.ssh.settings import FleetSettings, HostSettings
+from phases.fleet.shared_steps import batches_under_floor
 from phases.production.capacity import Capacity, CapacityError
 from phases.production.production import Production
 from phases.production.service import Service
@@ -178,3 +180,15 @@ def test_a_worker_that_is_healthy_and_answers_nothing_is_no_capacity() -> None:
     finally:
         for worker in workers:
             worker.close()
+
+
+def test_batches_are_chosen_one_by_one_by_what_has_come_back() -> None:
+    world = World(serving=4, floor=2)
+    production = SimpleNamespace(capacity=world.capacity)
+    batches = batches_under_floor(production, HOSTS[:4])  # type: ignore[arg-type]
+    assert next(batches) == (HOSTS[0], HOSTS[1])
+    world.routed -= {"w0"}  # failed, and stays out
+    world.capacity.back(HOSTS[1])
+    assert next(batches) == (HOSTS[2],), "one has not come back, so one may go"
+    with pytest.raises(CapacityError, match="w3 cannot be taken out: 2 workers must serve"):
+        next(batches)
