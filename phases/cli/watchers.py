@@ -19,7 +19,7 @@ from phases.run.steps import Facts, Step
 # A step that takes longer says where it is after so many seconds, and so often again.
 FIRST_WORD, NEXT_WORD = 15.0, 60.0
 # Lines that are never left out: a verdict that does not pass, a machine that spoils timings.
-_LOUD = ("FAIL", "INCONCLUSIVE", "ERROR", "ABORTED", "BUSY")
+_LOUD = ("FAIL", "INCONCLUSIVE", "ERROR", "ABORTED", "BUSY", "undecided")
 
 
 def watcher(
@@ -105,11 +105,11 @@ class Brief(Lines):
         self.due = self.begun + FIRST_WORD
 
     def step_progress(self, step: Step, line: str) -> None:
-        self.said = line
-        now = self.monotonic()
         if line.startswith(_LOUD):
             self._print(f"      {line}")
-        elif now >= self.due:
+            return
+        self.said, now = line, self.monotonic()
+        if now >= self.due:
             rest = _about(left(self.expected, self.steps[self.number :]), " after this step")
             self._print(f"[{self.number}/{self.total}] {step.name}, {now - self.begun:.0f} s{rest}: {line}")
             self.due = now + NEXT_WORD
