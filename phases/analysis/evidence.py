@@ -11,7 +11,17 @@ that grows with |D|. By Ville's inequality it exceeds 1/α at *any* time with pr
 looked at as often as one likes. Given |D|, the factor is the likelihood ratio of the sign under logistic odds 2λ|D|; no
 variance is estimated, no tail is assumed, and one unit, however wild, multiplies the evidence by less than 2.
 
-λ is mixed over a fixed grid (method of mixtures), since the size of the effect is unknown.
+λ is mixed over a fixed grid (method of mixtures), since the size of the effect is unknown. What a mixture costs is
+the weight of the bet that fits, -log of it once: most of it lies where a bake has to decide, the rest keeps small
+differences decidable at all.
+
+**A quantile and its neighbourhood** (`QuantileEvidence`). If the slowdown is a factor r around the quantile, the arms
+are exchangeable after division by r at every level there, so the mean of the scores at three levels (the quantile's
+odds, a quarter and four times of them) is symmetric, too, and carries more of what the requests say than a lone 5 %
+of them. The mean of this evidence and of the quantile's own is a test martingale again. That the slowdown is a factor
+*there* is an assumption, so it is not all that counts: no more than the square of the quantile's own evidence does. A
+wrong FAIL then has probability at most α under the assumption, and at most √α without it, whatever happens around the
+quantile. PASS rests on the quantile alone.
 
 **Dependence left after pairing** (batches, a stall, a noisy neighbour of one arm) breaks symmetry given the past for short
 units but not for long ones. So the product is kept for units and for blocks of 2, 4, 8 … units, and the evidence is the
@@ -36,8 +46,10 @@ from __future__ import annotations
 
 import numpy as np
 
-# λ is the log odds ratio of an exceedance divided by the design effect: 0.02 is a 2 % shift, 1.6 a crash.
-BETS = np.geomspace(0.02, 1.6, 9)
+# λ is the log odds ratio of an exceedance divided by the design effect: 0.02 is a 2 % shift, 1.1 a crash.
+BETS = np.array([0.02, 0.045, 0.1, 0.225, 0.5, 1.1])
+WEIGHTS = np.array([1.0, 1.0, 2.0, 3.0, 3.0, 2.0]) / 12
+AROUND = 0.75  # weight of the neighbourhood's evidence, beside the quantile's own
 MIN_BLOCKS = 16
 SCALES = 10
 MAX_STAKE = 9.0
@@ -50,7 +62,7 @@ class SymmetricEvidence:
         lanes: number of independent tests held side by side.
         scales: block sizes 1, 2, 4, … 2**(scales-1) units.
         min_blocks: blocks a size needs before it counts.
-        bets: the λ grid, shape (J,).
+        bets, weights: the λ grid and the mixture's weights, which add up to 1; shape (J,) each.
         dispersion: known variance inflation of long blocks, at least 1.
 
     Memory is `scales × J × lanes` floats whatever the length of the run.
@@ -63,10 +75,12 @@ class SymmetricEvidence:
         scales: int = SCALES,
         min_blocks: int = MIN_BLOCKS,
         bets: np.ndarray = BETS,
+        weights: np.ndarray = WEIGHTS,
         dispersion: float = 1.0,
     ) -> None:
         self._power = 1.0 / max(1.0, dispersion)
         self._bets = np.asarray(bets, dtype=float)[:, None]
+        self._log_weights = np.log(weights)[:, None]
         self._min_blocks = min_blocks
         self._units = np.zeros(lanes, dtype=np.int64)
         shape = (scales, len(bets), lanes)
@@ -139,16 +153,36 @@ class SymmetricEvidence:
             active = (self._units >> scale) >= self._min_blocks if scale else np.ones(len(self._units), dtype=bool)
             if not active.any():
                 break
-            above = np.where(active, np.minimum(above, _log_mean_exp(self._above[scale] * self._power)), above)
-            below = np.where(active, np.minimum(below, _log_mean_exp(self._below[scale] * self._power)), below)
+            above = np.where(active, np.minimum(above, self._mixed(self._above[scale])), above)
+            below = np.where(active, np.minimum(below, self._mixed(self._below[scale])), below)
         return above, below
+
+    def _mixed(self, wealth: np.ndarray) -> np.ndarray:
+        return np.logaddexp.reduce(wealth * self._power + self._log_weights, axis=0)
+
+
+class QuantileEvidence(SymmetricEvidence):
+    """Evidence on a quantile, where that of a slowdown is drawn from its neighbourhood as well; see the module."""
+
+    def __init__(self, lanes: int, *, dispersion: float = 1.0) -> None:
+        super().__init__(lanes, dispersion=dispersion)
+        self._around = SymmetricEvidence(lanes, dispersion=dispersion)
+
+    def update_levels(self, score: np.ndarray, closed: np.ndarray, *, high: np.ndarray | None = None) -> None:
+        """Fold in one unit: scores at the levels of `scores.neighbourhood`, shape (3, lanes).
+
+        `high` is the upper end of the quantile's own score, shape (lanes,), when buckets only bound it.
+        """
+        self.update(score[1], closed, high=high)
+        self._around.update(score.mean(axis=0), closed)
+
+    def log_evidence(self) -> tuple[np.ndarray, np.ndarray]:
+        own, below = super().log_evidence()
+        around, _ = self._around.log_evidence()
+        above = np.logaddexp(np.log(AROUND) + around, np.log1p(-AROUND) + own)
+        return np.minimum(above, 2 * own), below
 
 
 def _stake(bets: np.ndarray, score: np.ndarray) -> np.ndarray:
     """λ D, clipped where tanh has long reached ±1: an odd function of D, so symmetry and validity are kept."""
     return np.minimum(np.maximum(bets * score, -MAX_STAKE), MAX_STAKE)
-
-
-def _log_mean_exp(values: np.ndarray) -> np.ndarray:
-    top = values.max(axis=0)
-    return top + np.log(np.mean(np.exp(values - top), axis=0))

@@ -1,8 +1,9 @@
 """The sequential test on Prometheus histograms: the same evidence, with what buckets leave open left open.
 
-A bucket edge q near the control's quantile is the threshold; how many of the control's requests exceed it is known exactly.
-How many of the canary's exceed r·q is only known between two bucket edges, so evidence of a slowdown uses the lower count and
-evidence against one the upper count: both stay valid, and coarse buckets give a wide interval instead of a wrong one.
+A bucket edge q near the control's quantile is the threshold (so are edges near the levels around it); how many of the
+control's requests exceed it is known exactly. How many of the canary's exceed r·q is only known between two bucket
+edges, so evidence of a slowdown uses the lower count and evidence against one the upper count: both stay valid, and
+coarse buckets give a wide interval instead of a wrong one.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class HistogramTest:
         self._ignored = dict.fromkeys(ARMS, 0.0)
         self._newest = dict.fromkeys(ARMS, -np.inf)
         self._faded: Buckets | None = None
-        self._edge: int | None = None
+        self._edges: np.ndarray | None = None  # indices of the thresholds, shape (3,)
         self._ignore_until, self._folded_at = -np.inf, -np.inf
         self._started: float | None = None
         self._last: Scrape | None = None
@@ -128,16 +129,15 @@ class HistogramTest:
         known = canary if canary is not None else control
         empty = Buckets(known.edges, np.zeros_like(known.counts))
         canary, control = canary or empty, control or empty
-        if self._edge is not None:
+        if self._edges is not None:
             low, high = self._over(canary)
-            self._score.fold(
-                low, np.array([canary.total]), np.array([control.over(self._edge)]), np.array([control.total]), high
-            )
+            control_over = np.array([[control.over(int(edge))] for edge in self._edges])
+            self._score.fold(low, np.array([canary.total]), control_over, np.array([control.total]), high[1])
         self._learn(control, seconds)
 
     def _over(self, canary: Buckets) -> tuple[np.ndarray, np.ndarray]:
-        """The canary's requests over each candidate ratio times the threshold: at least, and at most."""
-        wanted = self._ratios * canary.edges[self._edge]
+        """The canary's requests over each ratio times each threshold, shape (3, lanes): at least, and at most."""
+        wanted = self._ratios * canary.edges[self._edges][:, None]
         upper = np.searchsorted(canary.edges, wanted * (1 - TOLERANCE), side="left")
         lower = np.searchsorted(canary.edges, wanted * (1 + TOLERANCE), side="right") - 1
         above = np.append(canary.total - np.cumsum(canary.counts), canary.total)  # index -1: above no edge at all
@@ -155,8 +155,9 @@ class HistogramTest:
         below = np.cumsum(self._faded.counts)[:-1] / self._faded.total
         usable = np.flatnonzero((below > 0) & (below < 1))
         if len(usable):
-            self._edge = int(usable[np.argmin(np.abs(below[usable] - level))])
-            self._score.set_threshold(np.log(self._faded.edges[[self._edge]]))
+            distance = np.abs(below[usable] - np.array(self._score.levels)[:, None])
+            self._edges = usable[np.argmin(distance, axis=1)]
+            self._score.set_threshold(np.log(self._faded.edges[self._edges])[:, None])
 
     def _decide(self, now: float) -> Decision:
         settings = self.settings
@@ -185,6 +186,6 @@ class HistogramTest:
                 return f"{arm} was not scraped for {now - self._newest[arm]:g} s"
             if self._used[arm] < settings.min_samples:
                 return f"{arm} has {self._used[arm]:g} of the {settings.min_samples} requests that are needed"
-        if self._edge is None:
+        if self._edges is None:
             return "all of the control's requests fall in one bucket: too coarse to tell a quantile"
         return ""

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from phases.analysis.records import ArmRecords
-from phases.analysis.scores import QuantileScore
+from phases.analysis.scores import QuantileScore, neighbourhood
 from phases.analysis.settings import TestSettings
 from phases.analysis.sketch import FLOOR
 from phases.base.errors import AnalysisError
@@ -176,11 +176,11 @@ def dispersion(recording: Recording, settings: TestSettings, *, block: float = 6
     1.0 unless a one-sided chi-square test at 5 % says that it is more.
     """
     level = settings.quantile if settings.quantile is not None else 0.5
-    threshold = recording.log_quantile(level)
+    threshold = _thresholds(recording, level)
     scores = []
     for canary, control in recording.cells:
         n1, n0 = len(canary), len(control)
-        x1, x0 = np.count_nonzero(canary > threshold), np.count_nonzero(control > threshold)
+        x1, x0 = np.count_nonzero(canary > threshold), np.count_nonzero(control > threshold)  # over any of the three
         scores.append((n0 * x1 - n1 * x0) / max(n0 + n1, 1))
     scores = np.array(scores) - np.mean(scores)
     width = max(2, round(block / recording.cell))
@@ -207,10 +207,10 @@ def _replay(
         raise AnalysisError("power is computed for quantiles.", hint="Give a quantile, 0.5 for the median.")
     if not slowdown > 0 or (rate is not None and not rate > 0):
         raise AnalysisError(f"slowdown {slowdown} or rate {rate} is not positive.", hint="Give positive numbers.")
-    counts = _counts(recording, settings, math.log(slowdown))
+    bins = _bins(recording, settings, math.log(slowdown))
     copies, keep = _scaling(recording.rate, rate)
     score = QuantileScore(settings.quantile, replays, histograms=replays, dispersion=settings.dispersion)
-    score.set_threshold(np.full(replays, recording.log_quantile(settings.quantile)))
+    score.set_threshold(np.repeat(_thresholds(recording, settings.quantile), replays, axis=1))
     slower = slowdown > settings.threshold
     needed = -math.log(settings.alpha)
     warm_up = 1.0 / min(settings.quantile, 1 - settings.quantile) / (rate or recording.rate)
@@ -221,11 +221,11 @@ def _replay(
         if number % width == 0:
             block = rng.integers(0, len(recording.cells) - width + 1, (copies, replays))
             swapped = rng.integers(0, 2, (copies, replays))
-        drawn = counts[swapped, block + number % width].sum(axis=0)
+        drawn = bins[swapped, block + number % width].sum(axis=0)
         if keep < 1:
             drawn = rng.binomial(drawn, keep)
-        x1, below1, x0, below0 = drawn.T
-        score.fold(x1, x1 + below1, x0, x0 + below0)
+        (n1, *x1), (n0, *x0) = np.cumsum(drawn[..., ::-1], axis=2)[..., ::-1].transpose(1, 2, 0)
+        score.fold(np.array(x1), n1, np.array(x0), n0)
         if (number + 1) % per_look == 0:
             above, below = score.evidence.log_evidence()
             now = warm_up + (number + 1) * recording.cell
@@ -235,15 +235,21 @@ def _replay(
     return times
 
 
-def _counts(recording: Recording, settings: TestSettings, shift: float) -> np.ndarray:
-    """Requests over and not over the threshold: shape (2 ways to assign the arms, cells, 4), int."""
-    threshold = recording.log_quantile(settings.quantile)
-    canary_threshold = threshold + math.log(settings.threshold) - shift
-    table = np.empty((2, len(recording.cells), 4), dtype=np.int64)
+def _thresholds(recording: Recording, level: float) -> np.ndarray:
+    """Natural logs of both arms' quantiles at the levels of the neighbourhood, shape (3, 1)."""
+    return np.array([[recording.log_quantile(near)] for near in neighbourhood(level)])
+
+
+def _bins(recording: Recording, settings: TestSettings, shift: float) -> np.ndarray:
+    """Requests between the thresholds: shape (2 ways to assign the arms, cells, 2 arms, 4 bins upward), int."""
+    assert settings.quantile is not None  # _replay refuses a mean
+    threshold = _thresholds(recording, settings.quantile)[:, 0]
+    edges = threshold + math.log(settings.threshold) - shift, threshold
+    table = np.empty((2, len(recording.cells), 2, 4), dtype=np.int64)
     for which, pair in enumerate(recording.cells):
-        for way, (canary, control) in enumerate((pair, pair[::-1])):
-            x1, x0 = np.count_nonzero(canary > canary_threshold), np.count_nonzero(control > threshold)
-            table[way, which] = x1, len(canary) - x1, x0, len(control) - x0
+        for way, arms in enumerate((pair, pair[::-1])):
+            for arm, (values, limits) in enumerate(zip(arms, edges, strict=True)):
+                table[way, which, arm] = np.bincount(np.searchsorted(limits, values), minlength=4)
     return table
 
 

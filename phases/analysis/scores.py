@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from phases.analysis.evidence import SymmetricEvidence
+from phases.analysis.evidence import QuantileEvidence, SymmetricEvidence
 from phases.analysis.sketch import FadingHistogram
 
 # Arms whose request counts differ by more than this give skewed scores, so units must hold more requests.
 BALANCED = 2.0
 SKEWED_FACTOR = 4.0
+NEAR = 4.0  # how far the neighbourhood of a quantile reaches, as a factor on its odds
+
+
+def neighbourhood(level: float) -> tuple[float, float, float]:
+    """Levels around a quantile and, in the middle, its own: 0.95 has 0.826 and 0.987."""
+    odds = level / (1.0 - level)
+    return odds / (NEAR + odds), level, NEAR * odds / (1.0 + NEAR * odds)
 
 
 class QuantileScore:
@@ -22,7 +29,7 @@ class QuantileScore:
 
     Score of a unit: `(n₀ X₁ − n₁ X₀) / (n₀ + n₁)`, with X the requests over the threshold and n all requests of canary
     (1) and control (0): the observed minus the expected count of the Mantel–Haenszel test, stratified by unit. The
-    threshold is the control's running quantile from *earlier* units.
+    threshold is the control's running quantile from *earlier* units. The same is asked at its `neighbourhood`'s levels.
 
     Args:
         level: quantile in (0, 1), 0.95 for p95.
@@ -43,18 +50,20 @@ class QuantileScore:
         dispersion: float = 1.0,
         sketch: FadingHistogram | None = None,
     ) -> None:
-        self.evidence = SymmetricEvidence(lanes, dispersion=dispersion)
-        self._level = level
+        self.evidence = QuantileEvidence(lanes, dispersion=dispersion)
+        self.levels = neighbourhood(level)
         self._sketch = sketch or FadingHistogram(histograms)
         self._needed = 1.0 / min(level, 1.0 - level)
-        self._threshold = np.full(histograms, np.nan)
+        self._threshold = np.full((3, histograms), np.nan)
         self._cells = 0
-        self._over = np.zeros((3, lanes))  # canary over (at least), control over, canary over (at most)
+        self._over = np.zeros(
+            (7, lanes)
+        )  # canary over (at least), control over, three levels each; canary over the quantile (at most)
         self._count = np.zeros((2, histograms))
 
     @property
     def log_threshold(self) -> np.ndarray:
-        """Natural log of the threshold the next cell is scored at, shape (histograms,); NaN while still unknown."""
+        """Natural logs of the thresholds the next cell is scored at, shape (3, histograms); NaN while still unknown."""
         return self._threshold
 
     def fold(
@@ -65,27 +74,28 @@ class QuantileScore:
         control: np.ndarray,
         canary_over_high: np.ndarray | None = None,
     ) -> None:
-        """Add one cell's counts: over the threshold, shape (lanes,), and of all requests, shape (histograms,).
+        """Add one cell's counts: over the three thresholds, shape (3, lanes), and of all requests, shape (histograms,).
 
-        `canary_over_high` is given when buckets only bound the canary's count from both sides.
+        `canary_over_high`, of shape (lanes,), is given when buckets only bound the canary's counts from both sides.
         """
-        ready = np.isfinite(self._threshold)
-        self._over[0] += canary_over * ready
-        self._over[1] += control_over * ready
-        self._over[2] += (canary_over if canary_over_high is None else canary_over_high) * ready
+        ready = np.isfinite(self._threshold).all(axis=0)
+        self._over[:3] += canary_over * ready
+        self._over[3:6] += control_over * ready
+        self._over[6] += (canary_over[1] if canary_over_high is None else canary_over_high) * ready
         self._count[0] += canary * ready
         self._count[1] += control * ready
         few, many = self._count.min(axis=0), self._count.max(axis=0)
         closed = few >= self._needed * np.where(many > BALANCED * few, SKEWED_FACTOR, 1.0)
         if not closed.any():
             return
-        (n1, n0), (low, x0, top) = self._count, self._over
+        (n1, n0), low, x0, top = self._count, self._over[:3], self._over[3:6], self._over[6]
         total = np.maximum(n0 + n1, 1.0)
-        closed_lanes = closed if len(closed) == len(low) else np.full(len(low), closed[0])
-        self.evidence.update(
+        lanes = self._over.shape[1]
+        closed_lanes = closed if len(closed) == lanes else np.full(lanes, closed[0])
+        self.evidence.update_levels(
             (n0 * low - n1 * x0) / total,
             closed_lanes,
-            high=None if canary_over_high is None else (n0 * top - n1 * x0) / total,
+            high=None if canary_over_high is None else (n0 * top - n1 * x0[1]) / total,
         )
         self._over[:, closed_lanes] = 0.0
         self._count[:, closed] = 0.0
@@ -97,10 +107,11 @@ class QuantileScore:
         self._cells += 1
         if np.isfinite(self._threshold).all() and self._cells % self.REFRESH:
             return
-        self.set_threshold(np.where(self._sketch.seen >= self._needed, self._sketch.log_quantile(self._level), np.nan))
+        quantiles = np.stack([self._sketch.log_quantile(level) for level in self.levels])
+        self.set_threshold(np.where(self._sketch.seen >= self._needed, quantiles, np.nan))
 
     def set_threshold(self, log_threshold: np.ndarray) -> None:
-        """Use another threshold from the next cell on (bucket edges)."""
+        """Use other thresholds, shape (3, histograms), from the next cell on (bucket edges)."""
         self._threshold = log_threshold
 
     def drop_open_unit(self) -> None:

@@ -109,16 +109,15 @@ class SequentialTest:
             self._score.fold(canary.sum(), len(canary), control.sum(), len(control))
             return
         threshold = self._score.log_threshold
-        if np.isfinite(threshold[0]):
+        if np.isfinite(threshold).all():
+            lanes = len(self._ratios)
             # Bin k holds the values over exactly the first k candidate thresholds, which ascend with the ratio.
-            bins = np.bincount(
-                np.searchsorted(self._log_ratios, canary - threshold[0]), minlength=len(self._ratios) + 1
-            )
-            over = len(canary) - np.cumsum(bins)[:-1]
+            bin_of = np.searchsorted(self._log_ratios, canary - threshold) + np.arange(3)[:, None] * (lanes + 1)
+            bins = np.bincount(bin_of.ravel(), minlength=3 * (lanes + 1)).reshape(3, -1)
             self._score.fold(
-                over,
+                len(canary) - np.cumsum(bins, axis=1)[:, :-1],
                 np.array([len(canary)]),
-                np.array([np.count_nonzero(control > threshold[0])]),
+                np.count_nonzero(control > threshold, axis=1)[:, None],
                 np.array([len(control)]),
             )
         self._score.learn(control, cell.seconds)

@@ -26,28 +26,35 @@ def test_equal_arms_seldom_alarm_whatever_the_quantile_and_the_traffic_split(lev
         # Exceedances by their binomial law: a threshold at the true quantile, load hidden in its level.
         n1, n0 = rng.poisson(25 * share, lanes), rng.poisson(25, lanes)
         over = np.clip((1 - level) * np.exp(0.3 * rng.standard_normal(lanes)), 0, 1)
-        score.fold(rng.binomial(n1, over), n1, rng.binomial(n0, over), n0)
+        score.fold(nested(n1, over), n1, nested(n0, over), n0)
 
-    score.set_threshold(np.zeros(lanes))
+    def nested(n, over):
+        lower, middle, upper = (np.clip((1 - near) / (1 - level) * over, 0, 1) for near in score.levels)
+        widest = rng.binomial(n, lower)
+        own = rng.binomial(widest, middle / lower)
+        return np.stack([widest, own, rng.binomial(own, upper / middle)])
+
+    score.set_threshold(np.zeros((3, lanes)))
     assert (alarms(score, fold, 400) <= ALPHA + 3 * np.sqrt(ALPHA / lanes)).all()
 
 
 def test_the_threshold_waits_for_enough_of_the_control_and_never_sees_its_own_cell():
     score = QuantileScore(0.95, 3)
     score.learn(np.log(np.full(19, 0.1)), 1.0)
-    assert np.isnan(score.log_threshold[0])
-    score.fold(np.full(3, 5), np.array([100]), np.array([5]), np.array([100]))
+    assert np.isnan(score.log_threshold).all()
+    score.fold(np.full((3, 3), 5), np.array([100]), np.full((3, 1), 5), np.array([100]))
     assert score.evidence.units.tolist() == [0, 0, 0]
     score.learn(np.log(np.full(19, 0.1)), 1.0)
-    assert np.exp(score.log_threshold[0]) == pytest.approx(0.1, rel=0.02)
+    assert np.exp(score.log_threshold[:, 0]) == pytest.approx([0.1] * 3, rel=0.02)
 
 
 def test_an_open_unit_is_forgotten_when_pairing_broke():
     score = QuantileScore(0.5, 1)
-    score.set_threshold(np.zeros(1))
-    score.fold(np.array([1]), np.array([1]), np.array([0]), np.array([1]))
+    score.set_threshold(np.zeros((3, 1)))
+    one, none = np.ones((3, 1)), np.zeros((3, 1))
+    score.fold(one, np.array([1]), none, np.array([1]))
     score.drop_open_unit()
-    score.fold(np.array([0]), np.array([2]), np.array([1]), np.array([2]))
+    score.fold(none, np.array([2]), one, np.array([2]))
     assert score.evidence.units[0] == 1 and score.evidence.total[0] == -0.5
 
 

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_analysis_rivals import MINUTE, MannWhitney, Threshold
-from bench_analysis_streams import CELLS, HARD, MODELS, REQUIRED, WINDOW, Noise, Stream
+from bench_analysis_streams import CELLS, HARD, HELD_OUT, MODELS, REQUIRED, WINDOW, Noise, Stream
 
 from phases.analysis import power, sources
 from phases.base.verdict import Verdict
@@ -98,16 +98,25 @@ class Simulation:
         (lane1, value1, key1), (lane0, value0, key0) = parts
         threshold = self._scores[0].log_threshold
         known = np.where(np.isfinite(threshold), threshold, np.inf).astype(np.float32)
-        n1, n0, x0 = (self._count(key, cells) for key in (key1, key0, key0[value0 > known[lane0]]))
-        excess = value1 - known[lane1]
+        n1, n0 = (self._count(key, cells) for key in (key1, key0))
+        x0 = self._over(value0, lane0, key0, known, cells)
         for margin, score in zip(self._margins, self._scores, strict=True):
-            x1 = self._count(key1[excess > np.float32(np.log1p(margin))], cells)
+            x1 = self._over(value1, lane1, key1, known + np.float32(np.log1p(margin)), cells)
             for place in range(len(cells)):
-                score.fold(x1[place], n1[place], x0[place], n0[place])
+                score.fold(x1[:, place], n1[place], x0[:, place], n0[place])
         self._scores[0].REFRESH = 1 if len(cells) == CELLS else QuantileScore.REFRESH
         self._scores[0].learn(value0, width * len(cells), lane0)
         for score in self._scores[1:]:
             score.set_threshold(self._scores[0].log_threshold)
+
+    def _over(self, value, lane, key, thresholds: np.ndarray, cells: list[int]) -> np.ndarray:
+        """Requests over each of the ascending thresholds, shape (3, cells, replays)."""
+        counts = []
+        for threshold in thresholds:
+            here = value > threshold[lane]
+            value, lane, key = value[here], lane[here], key[here]  # what is not over this one is over no later one
+            counts.append(self._count(key, cells))
+        return np.stack(counts)
 
     def _count(self, keys: np.ndarray, cells: list[int]) -> np.ndarray:
         return np.bincount(keys, minlength=len(cells) * self._stream.replays).reshape(len(cells), -1)
@@ -281,14 +290,14 @@ def main() -> None:
         print_plan(20, (Noise("50 req/s", rate=50.0),), minutes=4, recordings=1)
         print_throughput(20_000)
     else:
-        print_a_a(options.replays, 7200.0, MODELS)
+        print_a_a(options.replays, 7200.0, (*MODELS, *HELD_OUT))
         print_a_a(options.replays, 7200.0, (REQUIRED,), quantiles=(0.5, 0.99))
         print_a_a(options.replays, 7200.0, HARD)
         for noise in HARD:
             known = power.dispersion(_record(noise, 1800.0, 7), TestSettings())
             print(f"\nthe same with dispersion {known:.2f}, measured in a 30 min A/A recording:", end="")
             print_a_a(options.replays, 7200.0, (noise,), dispersion=known)
-        print_detection(options.replays, MODELS)
+        print_detection(options.replays, (*MODELS, *HELD_OUT))
         print_detection(options.replays, (REQUIRED,), quantiles=(0.5, 0.99))
         print_product(100)
         print_plan(options.replays // 4, (REQUIRED, MODELS[2]), minutes=20, recordings=3)
