@@ -250,7 +250,8 @@ def test_a_workspace_that_cannot_be_used_is_refused():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nobody_waits_for_a_multiprocessor_that_a_foreign_block_holds(variant):
     """What the block that cannot start would have done is done by the others, to the same bits, while the foreign one still runs."""
-    for shape, chunk in ((Shape.even(8, 9, 16, 4000), 0), (Shape.even(64, 9, 2, 3000), 0), (Shape.even(8, 9, 3, 3000), 128), (Shape.even(8, 9, 40, 900), 0)):
+    even, all_busy = Shape.even, [(8, 9, 1, 132 * 64 - 18), (8, 9, 12, 4000), (8, 9, 40, 900), (64, 9, 16, 1000)]  # of 132 multiprocessors
+    for shape, chunk in ((even(8, 9, 16, 4000), 0), (even(8, 9, 3, 3000), 128), *((even(*numbers), 0) for numbers in all_busy)):
         batch = lab.make_batch(shape, chunk=chunk)
         p = batch.problem
         if cuda.refuse(variant, p):

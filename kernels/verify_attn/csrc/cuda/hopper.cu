@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     if (item.kind == kEnd) break;
     if (deals && !alone) deal(k);
     if (item.kind == kMerge) {
-      merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + S::kStarted));
+      merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), reinterpret_cast<unsigned *>(shared + S::kStarted));
       continue;
     }
     copy_q<T, kRows>(p, item);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     if (whole) store_whole<T, kRows>(p, item, shared, o);
     else if (threadIdx.x == 0) arrive_part(ws.counters + item.counter);
     if (alone) {
-      if (!whole) merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + S::kStarted));
+      if (!whole) merge<T, kRows>(p, item, ws, reinterpret_cast<float *>(shared), reinterpret_cast<unsigned *>(shared + S::kStarted));
       break;
     }
     if (speaks) barrier_arrive(kBase + S::kDrained);

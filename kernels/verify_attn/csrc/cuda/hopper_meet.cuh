@@ -31,7 +31,14 @@ __device__ __forceinline__ unsigned clock_now() {
   return now;
 }
 
-/* Go on after others have left early (`seen` >> 16 of them): the first to do so has all shares, the last leaves zero. */
+/* What is rare, in functions of their own: leave early, if patience has ended and no part has arrived meanwhile; `started`, `waiting`: clocks when
+ * the block began and when it began to wait. */
+__device__ __noinline__ bool leaves(unsigned *counter, unsigned seen, unsigned started, unsigned waiting) {
+  unsigned patience = kLeastPatience + (waiting - started) / 2;
+  return clock_now() - waiting > patience && atomicCAS(counter, seen, seen + kLeft) == seen;
+}
+
+/* Go on after others have left early (`seen` / kLeft of them): the first to do so has all shares, the last leaves zero. */
 __device__ __noinline__ int take_over(unsigned *counter, unsigned seen, unsigned parts) {
   unsigned left = seen / kLeft, on = (atomicAdd(counter, 1u) & kArrived) - parts;
   if (on + 1 + left == parts) *counter = 0;
@@ -39,21 +46,23 @@ __device__ __noinline__ int take_over(unsigned *counter, unsigned seen, unsigned
 }
 
 /* Wait until all parts of a row tile have arrived, this block's among them, and count this block out, in the usual case to twice the parts, where
- * it wraps to zero. `started`: clock when the block began. One thread; the parts are visible to it then, and after a barrier to all. */
-__device__ __forceinline__ int await_parts(unsigned *counter, unsigned parts, unsigned started) {
-  unsigned waiting = clock_now(), patience = kLeastPatience + (waiting - started) / 2, seen;
-  for (;;) {
+ * it wraps to zero. One thread; the parts are visible to it then, and after a barrier to all. */
+__device__ __forceinline__ int await_parts(unsigned *counter, unsigned parts, const volatile unsigned *started) {
+  unsigned seen, waiting = 0;
+  for (int polls = 0;; ++polls) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
     if ((seen & kArrived) >= parts) break;
-    if (__builtin_expect(clock_now() - waiting > patience, 0) && atomicCAS(counter, seen, seen + kLeft) == seen) return kNoShare;
+    if (__builtin_expect(polls == 16, 0)) waiting = clock_now();
+    if (__builtin_expect(polls > 16, 0) && leaves(counter, seen, *started, waiting)) return kNoShare;
   }
   if (__builtin_expect(seen >= kLeft, 0)) return take_over(counter, seen, parts);
   asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(2 * parts - 1) : "memory");
   return kOwnShare;
 }
 
-/* The same for all `threads` threads of named barrier `id`, thread 0 among them. `scratch`: a free word of shared memory. */
-__device__ __forceinline__ int meet(unsigned *counter, unsigned parts, unsigned started, int id, int threads, int *scratch) {
+/* The same for all `threads` threads of named barrier `id`, thread 0 among them. `started`: where the clock of the block's beginning is, in shared memory;
+ * `scratch`: a free word there. */
+__device__ __forceinline__ int meet(unsigned *counter, unsigned parts, const volatile unsigned *started, int id, int threads, int *scratch) {
   int duty = kOwnShare;
   if (threadIdx.x == 0) {
     duty = await_parts(counter, parts, started);

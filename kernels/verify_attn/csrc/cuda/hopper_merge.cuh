@@ -205,9 +205,11 @@ struct Table {
   }
 };
 
-/* Merge slice `part` of a row tile. `table`: free shared memory. threadIdx.x < kMergers. */
+/* Merge slice `part` of a row tile, once all parts are there: waits for them unless `started` is NULL, and returns what this block has to do.
+ * Everything that can be worked out before is. `table`: free shared memory. threadIdx.x < kMergers. */
 template <typename T, int kRows>
-__device__ __forceinline__ void merge_slice(const Params &p, const Item &item, const Workspace &ws, Table &table, int part) {
+__device__ __forceinline__ int merge_slice(const Params &p, const Item &item, const Workspace &ws, Table &table, int part,
+                                           const volatile unsigned *started) {
   constexpr int kPositions = kRows * 64;
   int parts = item.parts, rows = item.rows, thread = threadIdx.x;
   int first = part * kPositions / parts, last = (part + 1) * kPositions / parts;
@@ -215,7 +217,15 @@ __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, c
   int seat = thread - team * seats;
   int64_t start = item.slot_base + int64_t(team) * item.slot_step - item.slot_shift, stride = int64_t(teams) * item.slot_step;
   T *out = static_cast<T *>(p.out) + item.first_row * 512;
-  if (parts <= 4) return parts <= 2 ? merge_few<T, kRows, 2>(p, item, ws, first, last) : merge_few<T, kRows, 4>(p, item, ws, first, last);
+  int duty = kOwnShare;
+  if (__builtin_expect(started != nullptr, 1))
+    duty = meet(ws.counters + item.counter, parts, started, kAll, kMergers, reinterpret_cast<int *>(&table));
+  if (__builtin_expect(duty == kNoShare, 0)) return duty;
+  if (parts <= 4) {
+    if (parts <= 2) merge_few<T, kRows, 2>(p, item, ws, first, last);
+    else merge_few<T, kRows, 4>(p, item, ws, first, last);
+    return duty;
+  }
 #pragma unroll 1
   for (int round = first; round < last; round += seats) {  // the same rounds for every thread
     int at = round + seat, here = min(at, last - 1), n = here / 512 * 8 + here % 4 * 2, inside = here % 128, block = here / 128 % 4;
@@ -243,19 +253,19 @@ __device__ __forceinline__ void merge_slice(const Params &p, const Item &item, c
     }
     if (teams > 1 && round + seats < last) sync_threads(kAll, kMergers);  // the table has been read
   }
+  return duty;
 }
 
 /* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
 template <typename T, int kRows>
-__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, unsigned started) {
-  int duty = meet(ws.counters + item.counter, item.parts, started, kAll, kMergers, reinterpret_cast<int *>(scratch));
-  if (duty == kNoShare) return;
-  int part = item.part, end = part + 1;
-  if (duty == kAllShares) part = 0, end = item.parts;
+__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, const volatile unsigned *started) {
+  int part = item.part, left = 1;
 #pragma unroll 1
   for (;;) {
-    merge_slice<T, kRows>(p, item, ws, *reinterpret_cast<Table *>(scratch), part);
-    if (++part >= end) break;
+    int duty = merge_slice<T, kRows>(p, item, ws, *reinterpret_cast<Table *>(scratch), part, started);
+    if (__builtin_expect(duty == kAllShares, 0)) left = item.parts;
+    if (duty == kNoShare || --left == 0) return;
+    part = part + 1 < item.parts ? part + 1 : 0, started = nullptr;
     sync_threads(kAll, kMergers);  // the table has been read
   }
 }

@@ -45,7 +45,7 @@ __device__ __forceinline__ void consume(const Params &p, const Plan &plan, char 
     if (item.kind == kEnd) break;
     if (deals) deal(k);
     if (item.kind == kMerge) {
-      merge<T>(p, item, ws, reinterpret_cast<float *>(shared), *reinterpret_cast<volatile unsigned *>(shared + Shared::kStarted));
+      merge<T>(p, item, ws, reinterpret_cast<float *>(shared), reinterpret_cast<unsigned *>(shared + Shared::kStarted));
       continue;
     }
     float o[4][32] = {};

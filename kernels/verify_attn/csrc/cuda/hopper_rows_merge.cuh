@@ -202,7 +202,7 @@ template <typename T> __device__ __forceinline__ void merge_slice(const Params &
 
 /* Merge this block's share of the item's row tile. A function of its own to keep its registers out of the main loop's. */
 template <typename T>
-__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, unsigned started) {
+__device__ __noinline__ void merge(const Params &p, const Item &item, const Workspace &ws, float *scratch, const volatile unsigned *started) {
   int duty = meet(ws.counters + item.counter, item.parts, started, kAll, kConsumers, reinterpret_cast<int *>(scratch));
   if (duty == kNoShare) return;
   int part = item.part, end = part + 1;

@@ -106,20 +106,16 @@ template <int kRows> __device__ __forceinline__ void load_references(float2 (&m)
                  : "=f"(m[j].x), "=f"(m[j].y) : "r"(kBase + Shared<kRows>::kReference + (lane & 3) * 8 + j * 32));
 }
 
-/* Scores (done) of keys with NaN or infinity: NaN where they are not finite, and zeros for such elements of the keys' latents. A warp has 16 keys of
- * the tile to itself; a key's scores are all broken or none, but for broken queries, which do no harm here. */
-template <typename T, int kRows> __device__ __forceinline__ void mend_keys(char *shared, int buffer, float (&s)[kRows / 2]) {
+/* Keys whose scores (done) are NaN or infinite: zeros for such elements of their latents. A warp has 16 keys of the tile to itself; a key's scores are
+ * all broken or none, but for broken queries, which do no harm here. */
+template <typename T, int kRows> __device__ __forceinline__ void mend_keys(char *shared, int buffer, const float (&s)[kRows / 2]) {
   unsigned keys[2] = {__ballot_sync(~0u, !is_finite(s[0])), __ballot_sync(~0u, !is_finite(s[2]))};  // four lanes a key
   if (__builtin_expect((keys[0] | keys[1]) == 0, 1)) return;
-#pragma unroll
-  for (int i = 0; i < kRows / 2; ++i) s[i] = nan_unless_finite(s[i]);
   int thread = thread_of_block();
+  char *at = shared + Shared<kRows>::latents(buffer) + (thread & 96) * 64 + (thread & 31) * 4;
 #pragma unroll 1
-  for (int i = 0; i < 16 * 8; ++i) {  // a key's 64 latents
-    int key = i >> 3, chunk = i & 7;
-    if ((key < 8 ? keys[0] : keys[1]) >> (key & 7) * 4 & 15)
-      mend_pair<T>(shared + Shared<kRows>::latents(buffer) + chunk * 8192 + (thread & 96) * 64 + key * 128 + (thread & 31) * 4);
-  }
+  for (int i = 0; i < 16 * 8; ++i)  // 64 latents of a key
+    if ((i < 64 ? keys[0] : keys[1]) >> (i >> 3 & 7) * 4 & 15) mend_pair<T>(at + (i >> 3) * 128 + (i & 7) * 8192);
 }
 
 /* Scores relative to the rows' references m, where those may move: hidden ones -inf, then the references moved. */
@@ -132,7 +128,7 @@ __device__ __forceinline__ void settle_references(float scale, char *shared, int
     m[j] = make_float2(first || m[j].x == -INFINITY ? 0.f : m[j].x, first || m[j].y == -INFINITY ? 0.f : m[j].y);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float x = fmaf(s[4 * j + i], scale, i & 1 ? -m[j].y : -m[j].x);
+      float x = fmaf(s[4 * j + i], scale, fmaf(s[4 * j + i], 0.f, i & 1 ? -m[j].y : -m[j].x));  // NaN of an infinite score
       s[4 * j + i] = hidden[i >> 1] >> (2 * j + (i & 1)) & 1 ? -INFINITY : x;
     }
   }
