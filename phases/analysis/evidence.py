@@ -33,7 +33,7 @@ evidence is raised to the power 1/dispersion, where `dispersion` (`power.dispers
 that of independent units. A power in (0, 1] of a test martingale is a supermartingale (Jensen), so this never costs validity.
 
 **Assumptions.** Under the null the arms are exchangeable within a block given the past: same router policy, similar
-request mix, comparable request counts. Unequal counts make D skewed; `windows.py` closes a unit only when
+request mix, comparable request counts. Unequal counts make D skewed; `cells.py` closes a unit only when
 both arms have enough requests for the skew to be small.
 
 Sources: Ramdas, Grünwald, Vovk, Shafer, "Game-theoretic statistics and safe anytime-valid inference" (Stat. Sci. 2023);

@@ -107,7 +107,7 @@ def test_a_kernel_that_makes_nans_fails_its_gate_and_says_so(phase):
     assert rules["parity"]["verdict"] == "FAIL" and "vectorised" in rules["parity"]["reason"]
     assert rules["speedup"]["verdict"] != "PASS"  # no number without parity
     results = json.loads(phase("checkpoint", "show", "--file", "results.json").stdout)
-    assert [len(row["samples"]) > 0 for row in results["benchmark"] if row["variant"] == "vectorised"] == [False]
+    assert results["benchmark"] == []  # wrong parity ends the phase before anything is timed
     assert "nan" in phase("checkpoint", "show", "--file", "failures.txt").stdout.lower()
     refused = phase(
         "gate",
