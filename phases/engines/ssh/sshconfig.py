@@ -99,9 +99,16 @@ def _from_openssh(program: str, host: Host, name: str, user: str, port: int, key
         said = " ".join(
             line for line in done.stderr.decode("utf-8", "replace").splitlines() if "seudo-terminal" not in line
         )
+        if (
+            "No user exists for uid" in said
+        ):  # a container under a number without a name: OpenSSH does nothing at all there
+            return _from_library(host, name, user, port, key_files)
+        hint = f"Mend it until `{shlex.join(['ssh', *argv[1:]])}` answers."
+        if "Bad owner or permissions" in said:
+            hint = "Make the file your own and writable for nobody else, or name it in `config_file`."
         raise SshConfigError(
             f"ssh itself refuses its configuration for {name}: {said.strip()[:400] or f'status {done.returncode}'}.",
-            hint=f"Mend it until `{shlex.join(['ssh', *argv[1:]])}` answers.",
+            hint=hint,
             host=host.name,
         )
     given: dict[str, list[str]] = {}
@@ -164,6 +171,7 @@ def _defaults(program: str) -> dict[str, str]:
 
 
 def _from_library(host: Host, name: str, user: str, port: int, key_files: tuple[Path, ...]) -> Login:
+    me = _me(host)  # the library asks too, whatever the configuration says
     config = paramiko.SSHConfig()
     files = (host.ssh.config_file,) if host.ssh.config_file else (USER_FILE, SYSTEM_FILE)
     for path in map(Path, map(os.path.expanduser, files)):
@@ -198,7 +206,7 @@ def _from_library(host: Host, name: str, user: str, port: int, key_files: tuple[
     return Login(
         hostname=one("hostname") or name,
         port=port or int(one("port") or 22),
-        user=user or one("user") or getpass.getuser(),
+        user=user or one("user") or me,
         key_files=(*key_files, *(_paths(found.get("identityfile", [])) or (() if key_files else KEY_FILES))),
         only_these_keys=one("identitiesonly").lower() == "yes",
         agent=found.get("identityagent") or "SSH_AUTH_SOCK",
@@ -213,6 +221,17 @@ def _from_library(host: Host, name: str, user: str, port: int, key_files: tuple[
         key_exchanges=several("kexalgorithms"),
         host_key_algorithms=several("hostkeyalgorithms"),
     )
+
+
+def _me(host: Host) -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise SshConfigError(
+            f"nobody here has the number {os.getuid()}, so there is no name to log in with.",
+            hint="Set USER in the environment, or run as a user that has a name.",
+            host=host.name,
+        ) from None
 
 
 def _unread(host: Host, path: Path, fault: Exception) -> SshConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -26,6 +27,10 @@ _DRAW, _GIVEN = (
     random.SystemRandom(),
     set[int](),
 )  # not the tests' seeded numbers: two runs on one machine must not meet
+
+
+# A process may have several: a fixture for the session is another one in each module that imports it.
+_FLEETS = itertools.count()
 
 
 def free_port() -> int:
@@ -152,6 +157,7 @@ class SshFleet:
 
     def __init__(self, directory: Path, count: int, *, namespaces: bool = False) -> None:
         self.directory, self.namespaces = directory, namespaces
+        self.number = next(_FLEETS)
         self.home = directory / "home"
         self.home.mkdir(parents=True)
         self.key = directory / "client-key"
@@ -180,7 +186,8 @@ class SshFleet:
         root.parent.mkdir()
         address, namespace, link = "127.0.0.1", "", ""
         if self.namespaces:
-            namespace, link = f"pg{os.getpid()}-{number}", f"pg{os.getpid()}v{number}"
+            mine = f"pg{os.getpid()}-{self.number}"
+            namespace, link = f"{mine}-{number}", f"{mine}v{number}"
             address = f"{self.net}.{number + 2}"
             _sh("ip", "netns", "add", namespace)
             _sh("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -193,9 +200,10 @@ class SshFleet:
         return host
 
     def _make_switch(self) -> None:
-        """A bridge that joins the hosts, named and numbered after this process, so that two test runs do not meet."""
+        """A bridge that joins the hosts, named and numbered after process and fleet, so that two of them do not meet."""
         pid = os.getpid()
-        self.switch, self.net = f"pgb{pid}", f"10.{150 + pid % 100}.{pid // 100 % 250}"
+        self.switch = f"pgb{pid}-{self.number}"
+        self.net = f"10.{150 + pid % 100}.{(pid // 100 + 83 * self.number) % 250}"
         _sh("ip", "link", "add", self.switch, "type", "bridge")
         _sh("ip", "addr", "add", f"{self.net}.1/24", "dev", self.switch)
         _sh("ip", "link", "set", self.switch, "up")

@@ -402,3 +402,32 @@ def test_both_readers_agree(configured: Callable[..., Host], monkeypatch: pytest
     assert [os.path.expanduser(path) for path in asked.key_files] == [
         os.path.expanduser(path) for path in own.key_files
     ]
+
+
+def test_a_user_without_a_name(
+    configured: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`docker run -u 54321`: OpenSSH does nothing for a number without a name. A stand-in says what it says."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'No user exists for uid 54321' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(sshconfig.shutil, "which", lambda name: str(ssh))
+    host = configured("Host worker\n  IdentityFile {key}\n")
+    assert came_from(host)
+
+    def nobody() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(sshconfig.getpass, "getuser", nobody)
+    with pytest.raises(SshConfigError, match="Set USER in the environment"):
+        login(host, "worker")
+
+
+def test_a_configuration_of_somebody_else(remote: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A mounted ~/.ssh has the owner that it has outside. A stand-in says what ssh says of it."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'Bad owner or permissions on /home/me/.ssh/config' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(sshconfig.shutil, "which", lambda name: str(ssh))
+    with pytest.raises(SshConfigError, match="Bad owner.*`config_file`"):
+        login(remote, "worker")
