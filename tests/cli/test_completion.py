@@ -33,7 +33,7 @@ def _completed(directory, *words):
 
 def test_commands_subcommands_and_options(tmp_path):
     assert {"run", "status", "gate", "completion"} <= set(_completed(tmp_path, "phase", ""))
-    assert _completed(tmp_path, "phase", "gate", "") == ["review", "approve", "reject"]
+    assert _completed(tmp_path, "phase", "gate", "") == ["review", "approve", "reject", "override"]
     assert _completed(tmp_path, "phase", "status", "--te") == ["--textfile"]
     assert _completed(tmp_path, "phase", "no-such-command", "x") == []
 

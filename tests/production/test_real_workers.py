@@ -32,15 +32,16 @@ production:
   min_available: {{count: 1}}
   load: {{rate: 3, tokens: 4}}
 watch:
-  interval: 6
+  interval: 20
   judge: {{metrics: [{{metric: e2e, quantile: 0.5, margin: 3}}], window: 3, bake: 6, deadline: 30, min_samples: 5}}
 phases:
-  full-rollout:
+  tp8-canary:
     review: none
     allow_yes: true
-    waves: [{{count: 1}}, {{percent: 100}}]
-    soak: 6
-    judge:
+    canary: {{count: 1}}
+    control: {{count: 1}}
+    share_tolerance: 1
+    judge: &judge
       metrics: [{{metric: e2e, quantile: 0.5, margin: 3}}]
       alpha: 0.2
       probes: 3
@@ -49,6 +50,12 @@ phases:
       deadline: 240
       min_samples: 10
       error_tolerance: 0.5
+  full-rollout:
+    review: none
+    allow_yes: true
+    waves: [{{count: 1}}, {{percent: 100}}]
+    soak: 20
+    judge: *judge
     gate:
       rules:
         - {{rule: measurement, metric: failed_requests, at_most: 0, absent: fail}}
@@ -103,8 +110,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 def test_a_rollout_ends_on_the_candidate_and_a_rollback_on_the_release_before_without_a_failed_request(
     repository: Repository,
 ) -> None:
+    repository.json("run", "tp8-canary", "--yes")  # whose control the soak and the watch are held against
     run = repository.json("run", "full-rollout", "--yes")["runs"][0]
-    results = json.loads(repository.file("1", "results.json"))
+    results = json.loads(repository.file(run["checkpoint"]["name"], "results.json"))
     measured = {row["metric"]: row for row in results["measurements"]}
     digests = {state["current"] for state in repository.workers()}
     assert run["verdict"] == "PASS" and digests == {results["facts"]["end"]["last_good"]}
