@@ -17,7 +17,7 @@ import pytest
 
 from phases.engines.embedded.provision import ensure
 
-pytestmark = [pytest.mark.sglang, pytest.mark.fleet, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.fleet, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 KERNEL = Path(__file__).parents[2] / "kernels" / "verify_attn"
 PLAYBOOK = f"""\
